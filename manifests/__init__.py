@@ -1,0 +1,1 @@
+"""The embedded registry: data, read with importlib.resources."""
