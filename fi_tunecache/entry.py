@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeAlias, Union
+from typing import Any, ClassVar, TypeAlias, Union
 
 from msgspec import Struct
 
 from .errors import FormatError
-from .key import MAX_NESTING, Extra, Key, Profile
+from .key import MAX_NESTING, Key, Profile
 
-__all__ = ["DEFAULT_TACTIC", "Entry", "Lookup", "ProfilingPolicy", "Tactic", "read_tactic", "tactic_json"]
+__all__ = [
+    "DEFAULT_TACTIC",
+    "Entry",
+    "LegacyEntry",
+    "Lookup",
+    "ProfilingPolicy",
+    "Tactic",
+    "read_policy",
+    "read_tactic",
+    "tactic_json",
+]
 
 Tactic: TypeAlias = Union[None, bool, int, float, str, tuple["Tactic", ...]]
 """What a runner is told to run. Nested lists of a file are tuples in memory, as in FlashInfer."""
@@ -46,24 +56,50 @@ class Entry(Struct, frozen=True):
         return float(time) if type(time) in (int, float) and math.isfinite(time) and time > 0 else None
 
 
+class LegacyEntry(Struct, frozen=True):
+    """One result under a key without extras, as FlashInfer before 0.6.13 wrote it; to look at, never to serve.
+
+    ``runner`` is the class that the value names; in a bundled module it is a position, which
+    FlashInfer ignores (``load_from_file`` of ``flashinfer/autotuner/autotuner.py``).
+    """
+
+    STATEMENT: ClassVar[str] = "no lookup of FlashInfer 0.6.13 or newer can hit a key without extras"
+
+    text: str
+    runner: str | int
+    tactic: Tactic
+
+
 class Lookup(Struct, frozen=True):
     """One question of the autotuner, with its answer.
 
-    ``runners`` are (class, extras) in the caller's order; ``winner`` is an index into them.
+    ``keys`` are those that FlashInfer looks for, one a runner, in the caller's order; they share
+    the custom op and the profile. ``winner`` is an index into them.
     """
 
-    custom_op: str
-    profile: Profile
-    runners: tuple[tuple[str, tuple[Extra, ...]], ...]
+    keys: tuple[Key, ...]
     winner: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.winner < len(self.runners):
-            raise FormatError(f"lookup of {self.custom_op}: winner {self.winner} of {len(self.runners)} runners")
+        if not 0 <= self.winner < len(self.keys):
+            raise FormatError(f"a lookup names runner {self.winner} of {len(self.keys)} as its winner")
 
-    def keys(self) -> tuple[Key, ...]:
-        """The keys that FlashInfer looks for, in the order in which it looks."""
-        return tuple(Key(self.custom_op, runner, self.profile, extras) for runner, extras in self.runners)
+    @property
+    def custom_op(self) -> str:
+        return self.keys[0].custom_op
+
+    @property
+    def profile(self) -> Profile:
+        return self.keys[0].profile
+
+    @property
+    def winning_key(self) -> Key:
+        return self.keys[self.winner]
+
+    @property
+    def runners(self) -> tuple[str, ...]:
+        """The runner classes that raced, in the caller's order."""
+        return tuple(key.runner for key in self.keys)
 
 
 def read_tactic(value: object, depth: int = 0) -> Tactic:
@@ -83,6 +119,16 @@ def read_tactic(value: object, depth: int = 0) -> Tactic:
             raise FormatError(f"a tactic is nested deeper than {MAX_NESTING}")
         return tuple(read_tactic(item, depth + 1) for item in value)
     raise FormatError(f"a tactic holds a {type(value).__name__}")
+
+
+def read_policy(value: object) -> ProfilingPolicy:
+    """A profiling policy from decoded JSON. Raises FormatError for anything but a list of scalars."""
+    if not isinstance(value, list):
+        raise FormatError(f"a policy is a {type(value).__name__}, not a list")
+    for item in value:
+        if not isinstance(item, (type(None), bool, int, float, str)):
+            raise FormatError(f"a policy holds a {type(item).__name__}")
+    return tuple(value)
 
 
 def tactic_json(tactic: Tactic) -> Any:

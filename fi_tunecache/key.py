@@ -19,7 +19,17 @@ from msgspec import Struct
 
 from .errors import FormatError
 
-__all__ = ["MAX_KEY_BYTES", "MAX_NESTING", "Dtype", "Extra", "Key", "Profile", "parse_extras", "parse_profile"]
+__all__ = [
+    "MAX_KEY_BYTES",
+    "MAX_NESTING",
+    "Dtype",
+    "Extra",
+    "Key",
+    "Profile",
+    "is_legacy_key",
+    "parse_extras",
+    "parse_profile",
+]
 
 MAX_KEY_BYTES = 8 * 1024
 MAX_NESTING = 16
@@ -45,13 +55,20 @@ Extra: TypeAlias = Union[None, bool, int, float, str, Dtype, tuple["Extra", ...]
 class Key(Struct, frozen=True):
     """The four fields that name an entry. ``str()`` and :meth:`parse` are inverse.
 
-    Two keys are equal when FlashInfer would print them alike.
+    ``text`` is the key as FlashInfer prints it; it is made from the other fields where it is
+    not given. FlashInfer compares texts, so two keys are equal when their texts are.
     """
 
     custom_op: str
     runner: str
     profile: Profile
     extras: tuple[Extra, ...]
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            text = str((self.custom_op, self.runner, self.profile, self.extras))
+            msgspec.structs.force_setattr(self, "text", text)
 
     @classmethod
     def parse(cls, text: str) -> Key:
@@ -74,16 +91,16 @@ class Key(Struct, frozen=True):
         if match is None:
             raise _malformed(text)
         custom_op, runner, profile, extras = match.groups()
-        return cls(custom_op, runner, parse_profile(profile), parse_extras(extras))
+        return cls(custom_op, runner, parse_profile(profile), parse_extras(extras), text)
 
     def __str__(self) -> str:
-        return str((self.custom_op, self.runner, self.profile, self.extras))
+        return self.text
 
-    def __hash__(self) -> int:  # extras may hold lists
-        return hash((self.custom_op, self.runner, self.profile, repr(self.extras)))
+    def __hash__(self) -> int:
+        return hash(self.text)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Key) and str(self) == str(other)  # 1 == True == 1.0, their texts differ
+        return isinstance(other, Key) and self.text == other.text
 
 
 # Only text that str() of the parsed tuple gives back matches: names without quotes or
@@ -92,15 +109,20 @@ _INT = r"(?:0|-?[1-9]\d*)"
 _SHAPE = rf"\((?:{_INT}(?:,|(?:, {_INT})+))?\)"
 _PROFILE = rf"\((?:{_SHAPE}(?:,|(?:, {_SHAPE})+))?\)"
 _KEY = re.compile(rf"\('([^'\\\n]+)', '([^'\\\n]+)', ({_PROFILE}), (\(.*\))\)", re.ASCII)
-_LEGACY_KEY = re.compile(r"\('[^']+', '[^']+', \(.*\)\)")
+_LEGACY_KEY = re.compile(rf"\('[^'\\\n]+', '[^'\\\n]+', {_PROFILE}\)", re.ASCII)
 _profile_decoder = msgspec.json.Decoder(tuple[tuple[int, ...], ...])
+
+
+def is_legacy_key(text: str) -> bool:
+    """Whether a key lacks extras, as FlashInfer before 0.6.13 wrote it. Does not read a text that is too long."""
+    return len(text) <= MAX_KEY_BYTES and _LEGACY_KEY.fullmatch(text) is not None
 
 
 def _malformed(text: str) -> FormatError:
     shown = text if len(text) <= 80 else text[:77] + "..."
     if len(text) > MAX_KEY_BYTES:
         return FormatError(f"a key of {len(text)} characters is longer than {MAX_KEY_BYTES}: {shown}")
-    if _LEGACY_KEY.fullmatch(text):
+    if is_legacy_key(text):
         return FormatError(
             f"key without extras, as FlashInfer before 0.6.13 wrote it: {shown}",
             "tune again with FlashInfer 0.7.1 or newer",

@@ -1,0 +1,5 @@
+"""``python -m fi_tunecache``."""
+
+from .cli import run
+
+run()

@@ -1,0 +1,82 @@
+"""The command line. Each command lives in its own module and is imported only when it runs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from .. import __version__
+from ..errors import FiTuneCacheError
+
+__all__ = ["cli", "main"]
+
+_COMMANDS = {
+    "env": "what this machine is: the facts that decide which entries are valid here",
+    "list": "what a registry holds: versions, devices, bundles",
+    "resolve": "what would be chosen for an environment, and why; stores nothing",
+    "pull": "get the tuned entries for an environment, into the cache or a file",
+    "inspect": "what is in a file, store or bundle; given two: what differs",
+    "verify": "check hashes, schema and rules of a registry, a bundle or the cache",
+    "cache": "where the user cache is, what it holds, and how to empty it",
+}
+
+
+class _LazyGroup(click.Group):
+    """Knows its commands by name and help; imports one's module when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f".{cmd_name}_command", __name__).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+_EPILOG = (
+    "Exit codes: 0 done; 2 wrong usage, conflict or missing hardware; 3 nothing matches; 4 registry unreachable or "
+    "refused; 5 integrity; 130 interrupted."
+)
+
+
+@click.group(cls=_LazyGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="fi-tunecache", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Tuned FlashInfer tactics from a registry, resolved for your GPU and software, with reasons."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code; every foreseeable fault is one line on standard error."""
+    try:
+        result = cli.main(args=arguments, prog_name="fi-tunecache", standalone_mode=False)
+    except FiTuneCacheError as error:
+        return _fail(str(error), error.exit_code)
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "fi-tunecache"
+        return _fail(f"{error.format_message().rstrip('.')}; see `{where} --help`", 2)
+    except click.ClickException as error:
+        return _fail(error.format_message(), 2)
+    except (KeyboardInterrupt, click.Abort):
+        return _fail("interrupted; nothing was half-written", 130)
+    except BrokenPipeError:  # the reader has what it wanted: `fi-tunecache list | head`
+        sys.stdout = None  # type: ignore[assignment]
+        return 0
+    return result if isinstance(result, int) else 0
+
+
+def _fail(line: str, code: int) -> int:
+    click.echo(f"fi-tunecache: {' '.join(line.split())}", err=True)
+    return code
+
+
+def run() -> None:
+    """The console script."""
+    sys.exit(main())

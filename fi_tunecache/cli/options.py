@@ -1,0 +1,127 @@
+"""Options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ..compatibility import MatchLevel
+from ..errors import UsageError
+from ..measurement_policy import EXECUTION_MODES, MeasurementPolicy
+from ..registry import Registry, open_registry, registry_names
+from ..selection import Request
+from ..target import Target, TargetOptions, find_target
+
+__all__ = ["as_json", "environment_options", "match_options", "note", "registry_option", "request_from", "target_from"]
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with stable keys (docs/json.md).")
+
+registry_option = click.option(
+    "--registry",
+    "registries",
+    multiple=True,
+    metavar="NAME",
+    help="'embedded' or a path (/…, ./…); repeat for several, the first has precedence. "
+    "Default: FI_TUNECACHE_REGISTRY, else the embedded one.",
+)
+
+
+def note(line: str) -> None:
+    """Say something beside the output proper, on standard error."""
+    click.echo(f"fi-tunecache: {line}", err=True)
+
+
+def environment_options(command: _Command) -> _Command:
+    """Which environment the command is about."""
+    options = [
+        click.option("--gpu", "gpu_index", type=click.IntRange(0), metavar="INDEX", help="GPU by nvidia-smi's index."),
+        click.option("--device", metavar="NAME", help="GPU by name, where there is none: 'NVIDIA H200'."),
+        click.option(
+            "--fact", "facts", multiple=True, metavar="NAME=VALUE", help="One fact, e.g. cudnn_version=91900; repeat."
+        ),
+        click.option(
+            "--environment",
+            "environment_file",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="All facts, from `fi-tunecache env --json > FILE`.",
+        ),
+        click.option("--like", metavar="VERSION/DEVICE[/BUNDLE]", help="All facts of a published bundle, e.g. 0.7.4/nvidia-h200."),
+        click.option(
+            "--probe",
+            type=click.Choice(["auto", "light", "full"]),
+            default="auto",
+            help="light: import neither torch nor FlashInfer; full: ask FlashInfer itself. Default: auto.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def match_options(command: _Command) -> _Command:
+    """How closely, and under which measurement policy."""
+    options = [
+        click.option(
+            "--match",
+            "level",
+            type=click.Choice([level.value for level in MatchLevel]),
+            default=None,
+            help="exact: all facts equal; compatible: those that a tactic depends on. "
+            "Default: FI_TUNECACHE_MATCH, else exact.",
+        ),
+        click.option(
+            "--execution-mode",
+            type=click.Choice(EXECUTION_MODES),
+            default="auto",
+            help="The measurement policy to serve. Default: auto, FlashInfer's own.",
+        ),
+        click.option("--skip-op", "skip_ops", multiple=True, metavar="OP", help="Leave out a custom op; repeat."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _facts(given: tuple[str, ...]) -> Mapping[str, str]:
+    facts = {}
+    for item in given:
+        name, separator, value = item.partition("=")
+        if not separator or not value:
+            raise UsageError(f"--fact {item[:80]!r} is not NAME=VALUE", "write it like --fact cudnn_version=91900")
+        facts[name.strip()] = value.strip()
+    return facts
+
+
+def target_from(arguments: Mapping[str, Any]) -> Target:
+    """The environment that the options of :func:`environment_options` and :data:`registry_option` describe."""
+    options = TargetOptions(
+        device=arguments["device"],
+        environment_file=arguments["environment_file"],
+        like=arguments["like"],
+        facts=_facts(arguments["facts"]),
+        gpu_index=arguments["gpu_index"],
+        probe=arguments["probe"],
+    )
+
+    def opener(name: str) -> Callable[[], Registry]:
+        return lambda: open_registry(name)
+
+    return find_target(options, [opener(name) for name in registry_names(arguments["registries"], os.environ)], note)
+
+
+def request_from(target: Target, arguments: Mapping[str, Any]) -> Request:
+    """The request that the options of :func:`match_options` and :data:`registry_option` describe."""
+    return Request(
+        environment=target.environment,
+        registries=registry_names(arguments["registries"], os.environ),
+        level=MatchLevel.parse(arguments["level"] or os.environ.get("FI_TUNECACHE_MATCH") or "exact"),
+        policy=MeasurementPolicy.from_execution_mode(arguments["execution_mode"]),
+        skip_ops=frozenset(arguments["skip_ops"]),
+    )

@@ -1,0 +1,75 @@
+"""``fi-tunecache resolve``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..errors import NoMatchError
+from ..resolution import Resolution
+from ..selection import no_match, resolution_builtins, resolve
+from ..user_cache import UserCache
+from .options import as_json, environment_options, match_options, registry_option, request_from, target_from
+from .output import plural, print_json
+
+__all__ = ["command", "print_resolution"]
+
+
+@click.command("resolve")
+@environment_options
+@match_options
+@registry_option
+@as_json
+def command(as_json: bool, **arguments: Any) -> int:
+    """Show what would be chosen for an environment and why; every bundle with its reason. Stores nothing.
+
+    Exit code 3 if nothing fits.
+    """
+    target = target_from(arguments)
+    request = request_from(target, arguments)
+    asked, other = resolve(request, cache=UserCache.locate())
+    if as_json:
+        print_json(
+            {
+                **resolution_builtins(asked),
+                "origin": target.origin,
+                "registries": list(request.registries),
+                "selection": request.selection_id,
+                "nearest": asked.nearest.bundle_id if asked.nearest else None,
+                "other_match": {"match": other.level.value, "entries": len(other.chosen), "bundles": len(other.used)},
+            }
+        )
+        return 0 if asked.chosen else NoMatchError.exit_code
+    click.echo(f"{describe_environment(asked)} ({target.origin})")
+    print_resolution(asked, other)
+    if not asked.chosen:
+        raise no_match(asked, other, request.registries)
+    return 0
+
+
+def describe_environment(resolution: Resolution) -> str:
+    environment = resolution.environment
+    return f"{environment.gpu}, flashinfer {environment.flashinfer_version}"
+
+
+def print_resolution(asked: Resolution, other: Resolution) -> None:
+    """Every candidate and every dropped group of entries, a line each, and the other level in one."""
+    bundles = plural(len(asked.used), "bundle")
+    click.echo(f"{plural(len(asked.chosen), 'entry', 'entries')} of {bundles} at match level {asked.level}, policy {asked.policy}")
+    for verdict in asked.verdicts:
+        click.echo(f"  {verdict}")
+        for dropped in asked.dropped:
+            if dropped.bundle_id == verdict.bundle_id:
+                click.echo(f"    {dropped}")
+    if asked.nearest is not None:
+        differing = "; ".join(map(str, asked.nearest.rejected or asked.nearest.differing))
+        click.echo(f"Nearest bundle not used: {asked.nearest.bundle_id} ({differing})")
+    click.echo(other_level_line(len(asked.chosen), other.level.value, len(other.chosen), len(other.used)))
+
+
+def other_level_line(here: int, level: str, entries: int, bundles: int) -> str:
+    """What the other match level would have given."""
+    if entries == here:
+        return f"--match {level} would give the same number of entries."
+    return f"--match {level} would give {plural(entries, 'entry', 'entries')} of {plural(bundles, 'bundle')}."

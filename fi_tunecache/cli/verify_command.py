@@ -1,0 +1,58 @@
+"""``fi-tunecache verify``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from ..errors import FormatError
+from ..registry import EMBEDDED, open_registry, registry_names
+from ..user_cache import UserCache
+from ..verification import Report, verify_cache, verify_file, verify_registry
+from .options import as_json
+from .output import plural, print_json
+
+__all__ = ["command"]
+
+
+@click.command("verify")
+@click.argument("target", required=False, metavar="[REGISTRY|FILE|cache]")
+@as_json
+def command(target: str | None, as_json: bool) -> int:
+    """Check hashes, schema and rules of a registry (by default those in use), a bundle or v1 file, or the cache.
+
+    Every problem is a line. Exit code 5 if there is one.
+    """
+    reports: dict[str, Report] = {}
+    if target == "cache":
+        cache = UserCache.locate()
+        reports[str(cache.root)] = verify_cache(cache)
+    elif target is not None and target != EMBEDDED and not (Path(target) / "registry.json").is_file():
+        reports[target] = verify_file(Path(target))
+    else:
+        for name in registry_names((target,) if target else (), os.environ):
+            reports[name] = verify_registry(open_registry(_as_path(name)))
+    problems = sum(len(report.problems) for report in reports.values())
+    if as_json:
+        print_json(
+            {
+                "ok": not problems,
+                "checked": [
+                    {"target": name, "checked": report.checked, "problems": list(report.problems)}
+                    for name, report in reports.items()
+                ],
+            }
+        )
+    else:
+        for name, report in reports.items():
+            for problem in report.problems:
+                click.echo(f"problem: {problem}")
+            click.echo(f"{name}: {report.checked} checked, {plural(len(report.problems), 'problem')}")
+    return FormatError.exit_code if problems else 0
+
+
+def _as_path(name: str) -> str:
+    """A directory that is a registry may be named without its ``./`` here, where nothing is trusted."""
+    return name if name == EMBEDDED or name.startswith(("/", ".", "~")) else f"./{name}"

@@ -1,0 +1,116 @@
+"""May a result tuned there be used here? Pure: every fact is a parameter; no I/O, no clock.
+
+Two levels. *exact*: all facts equal. *compatible*: by runner family, since a tactic depends on
+few facts (``runner_families.json``). FlashInfer's version and the GPU's name must be equal at
+both, and a fact that is undetermined equals nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from .entry import Lookup
+from .environment import FACTS, Environment
+from .errors import UsageError
+from .manifest import BundleRow
+from .measurement_policy import MeasurementPolicy
+from .runner_families import ALWAYS, family_of
+
+__all__ = ["FactDifference", "MatchLevel", "PolicyDifference", "Yanked", "differences", "must_facts", "rejection"]
+
+class MatchLevel(str, enum.Enum):
+    """How much of the environment must be equal."""
+
+    EXACT = "exact"
+    COMPATIBLE = "compatible"
+
+    @classmethod
+    def parse(cls, text: str) -> MatchLevel:
+        try:
+            return cls(text)
+        except ValueError:
+            raise UsageError(f"match level {text[:40]!r} is not known", "use exact or compatible") from None
+
+    @property
+    def other(self) -> MatchLevel:
+        return MatchLevel.COMPATIBLE if self is MatchLevel.EXACT else MatchLevel.EXACT
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class FactDifference(Struct, frozen=True, tag="fact"):
+    """A fact that differs, as it is compared; ``here`` is None where it is undetermined."""
+
+    fact: str
+    registry: str | None
+    here: str | None
+
+    def __str__(self) -> str:
+        return f"{self.fact}: registry {self.registry or 'unknown'}, here {self.here or 'unknown'}"
+
+
+class PolicyDifference(Struct, frozen=True, tag="policy"):
+    """A bundle that was measured under another policy than the one asked for."""
+
+    registry: str
+    asked: str
+
+    def __str__(self) -> str:
+        return f"measurement policy: registry {self.registry}, asked for {self.asked}"
+
+
+class Yanked(Struct, frozen=True, tag="yanked"):
+    """A bundle that its publisher has withdrawn."""
+
+    reason: str
+    date: str
+
+    def __str__(self) -> str:
+        return f"yanked on {self.date}: {self.reason}"
+
+
+def differences(there: Environment, here: Environment) -> tuple[FactDifference, ...]:
+    """Every fact that is not known to be equal, in FlashInfer's order."""
+    names = (*FACTS, *dict.fromkeys(name for name, _ in (*there.other, *here.other)))
+    return tuple(
+        FactDifference(name, there.fact(name), here.fact(name))
+        for name in names
+        if there.fact(name) is None or there.fact(name) != here.fact(name)
+    )
+
+
+def rejection(
+    row: BundleRow, differing: Iterable[FactDifference], level: MatchLevel, policy: MeasurementPolicy
+) -> tuple[Yanked | PolicyDifference | FactDifference, ...]:
+    """Why a bundle can't be used at all, judged by its manifest row; empty where it can.
+
+    At level compatible a bundle whose ``must`` facts differ only for some runners is not rejected:
+    its groups of entries are judged one by one.
+    """
+    if row.yanked is not None:
+        return (Yanked(row.yanked.reason, row.yanked.date),)
+    if row.measured_under != policy:
+        return (PolicyDifference(str(row.measured_under), str(policy)),)
+    if level is MatchLevel.EXACT:
+        return tuple(differing)
+    return tuple(difference for difference in differing if difference.fact in ALWAYS)
+
+
+def must_facts(lookup: Lookup, facts: tuple[str, ...], *, raced_alone: bool) -> frozenset[str]:
+    """The facts that must be equal for a lookup's answer to be valid: those of every runner that raced.
+
+    Parameters
+    ----------
+    lookup
+        Its runners are the ones that raced.
+    facts
+        The names of all facts there are.
+    raced_alone
+        Whether the lookup's runner had no rival, neither here nor in another lookup of the same shape.
+    """
+    families = {family_of(key.custom_op, key.runner) for key in lookup.keys}
+    return frozenset().union(*(family.must_facts(raced_alone, facts) for family in families))

@@ -1,0 +1,423 @@
+"""Which entries are chosen for one environment, and why. Pure: no I/O, no clock.
+
+How a config is chosen, top to bottom:
+
+1. :func:`judge` looks at each manifest row: is the bundle yanked, of another policy, of another
+   environment? At level compatible only FlashInfer's version and the GPU decide here.
+2. The accepted bundles are put in order: fewest differing facts, registry precedence, those whose
+   default raced, newest.
+3. Each bundle is cut into *groups*, one a lookup: all runners that raced, and the entry that won.
+   A group is taken or dropped whole.
+4. The first bundle that has a valid group for a lookup provides it.
+5. The groups are made consistent. FlashInfer serves the first runner in the caller's list that has
+   an entry, so every recorded lookup, replayed against the selection, must give its winner or miss.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TypeAlias, Union
+
+from msgspec import Struct
+
+from .bundle import Bundle
+from .compatibility import (
+    FactDifference,
+    MatchLevel,
+    PolicyDifference,
+    Yanked,
+    differences,
+    must_facts,
+    rejection,
+)
+from .entry import Entry, Lookup
+from .environment import Environment
+from .key import Key
+from .manifest import BundleRow
+from .measurement_policy import DEFAULT_POLICY, MeasurementPolicy
+from .runner_families import is_never_taken
+
+__all__ = [
+    "Candidate",
+    "Chosen",
+    "Dropped",
+    "Judgement",
+    "Resolution",
+    "Rule",
+    "Verdict",
+    "choose",
+    "judge",
+]
+
+
+class Rule(enum.Enum):
+    """Why a group was dropped although no fact forbids it."""
+
+    NOT_FASTEST = "no recorded lookup tells the caller's order, so only the fastest runner of a shape is kept"
+    NO_TIMES = "no recorded lookup tells the caller's order and times are missing"
+    CONTRADICTED = "a lookup with more runners, or a better bundle, wants another entry"
+    WOULD_MISLEAD = "a lookup that is not served would end on this runner instead of its winner"
+    SKIPPED_OP = "the op is in the skip list"
+    COLLECTIVE_OP = "the op is collective: ranks must tune it together"
+    LEGACY_CUDNN = "a cuDNN tactic that is a plan's position, which FlashInfer drops"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+Cause: TypeAlias = Union[FactDifference, Rule]
+
+
+class Dropped(Struct, frozen=True):
+    """Groups of entries that were dropped for one cause: one line of the explanation.
+
+    ``rivals`` are the other runners of the lookup or shape, which made the cause apply.
+    """
+
+    bundle_id: str
+    cause: Cause
+    custom_op: str
+    runner: str
+    rivals: tuple[str, ...]
+    entries: int
+
+    def __str__(self) -> str:
+        noun = "entry" if self.entries == 1 else "entries"
+        rivals = f" (rivals: {', '.join(self.rivals)})" if self.rivals else ""
+        return f"{self.cause}: {self.entries} {noun} of {self.runner} dropped{rivals}"
+
+
+class Candidate(Struct, frozen=True):
+    """A manifest row, and the bundle behind it where it was fetched.
+
+    ``registry`` is the registry's name, ``precedence`` its place in the order asked for.
+    """
+
+    registry: str
+    row: BundleRow
+    bundle: Bundle | None = None
+    precedence: int = 0
+
+
+class Judgement(Struct, frozen=True):
+    """What a manifest row alone says: the differing facts, and why the bundle is rejected, if it is."""
+
+    candidate: Candidate
+    differing: tuple[FactDifference, ...]
+    rejected: tuple[Yanked | PolicyDifference | FactDifference, ...]
+
+
+class Verdict(Struct, frozen=True):
+    """The outcome for one candidate bundle, one line.
+
+    ``taken`` is the number of entries it provides, ``elsewhere`` of those that a better bundle
+    provides. ``differing`` facts of a bundle that is used concern performance only, or not its runners.
+    """
+
+    registry: str
+    bundle_id: str
+    folder_environment: Environment
+    entries: int
+    taken: int
+    elsewhere: int
+    differing: tuple[FactDifference, ...]
+    rejected: tuple[Yanked | PolicyDifference | FactDifference, ...]
+
+    def __str__(self) -> str:
+        if self.rejected:
+            return f"bundle {self.bundle_id}: rejected: {'; '.join(map(str, self.rejected))}: {self.entries} entries lost"
+        line = f"bundle {self.bundle_id}: {self.taken} of {self.entries} entries"
+        if self.elsewhere:
+            line += f", {self.elsewhere} more provided by a better bundle"
+        if self.differing:
+            line += f" (differs in {'; '.join(map(str, self.differing))})"
+        return line
+
+
+class Chosen(Struct, frozen=True):
+    """An entry of the selection and the bundle that provides it."""
+
+    entry: Entry
+    bundle_id: str
+
+
+class Resolution(Struct, frozen=True):
+    """The decision for one environment, with a reason for each candidate.
+
+    ``chosen`` maps a key's text to its entry. ``lookups`` are the recorded lookups that are served.
+    """
+
+    environment: Environment
+    level: MatchLevel
+    policy: MeasurementPolicy
+    chosen: Mapping[str, Chosen]
+    lookups: tuple[Lookup, ...]
+    verdicts: tuple[Verdict, ...]
+    dropped: tuple[Dropped, ...]
+
+    @property
+    def used(self) -> tuple[Verdict, ...]:
+        """The bundles that provide entries, best first."""
+        return tuple(verdict for verdict in self.verdicts if verdict.taken)
+
+    @property
+    def nearest(self) -> Verdict | None:
+        """The bundle that is not used with the fewest differing facts; None if there is none."""
+        unused = [verdict for verdict in self.verdicts if not verdict.taken and not verdict.elsewhere]
+        return min(unused, key=lambda verdict: (len(verdict.differing), -verdict.entries), default=None)
+
+
+class _Group(Struct, frozen=True):
+    """All runners that raced for one lookup, and the entry that won."""
+
+    lookup: Lookup
+    entry: Entry
+    bundle_id: str
+    recorded: bool
+    texts: tuple[str, ...]
+
+    @classmethod
+    def of(cls, lookup: Lookup, entry: Entry, bundle_id: str, *, recorded: bool) -> _Group:
+        return cls(lookup, entry, bundle_id, recorded, tuple(key.text for key in lookup.keys))
+
+    @property
+    def shape(self) -> tuple[str, object]:
+        return self.entry.key.custom_op, self.entry.key.profile
+
+
+class _Refused(Struct, frozen=True):
+    group: _Group
+    cause: Cause
+    rivals: tuple[str, ...] = ()
+
+
+def judge(
+    candidates: Iterable[Candidate], environment: Environment, level: MatchLevel, policy: MeasurementPolicy
+) -> list[Judgement]:
+    """Judge candidates by their rows, best first. Those not rejected are the ones whose bundle is needed."""
+    judged = []
+    for candidate in candidates:
+        differing = differences(candidate.row.tuned_in, environment)
+        judged.append(Judgement(candidate, differing, rejection(candidate.row, differing, level, policy)))
+    # Two sorts, since dates sort downwards: Python's sort keeps the order of equals.
+    judged.sort(key=lambda judgement: judgement.candidate.row.created, reverse=True)
+    judged.sort(
+        key=lambda judgement: (
+            len(judgement.differing),
+            judgement.candidate.precedence,
+            judgement.candidate.row.default_raced is not True,
+        )
+    )
+    return judged
+
+
+def choose(
+    candidates: Sequence[Candidate],
+    environment: Environment,
+    level: MatchLevel = MatchLevel.EXACT,
+    policy: MeasurementPolicy = DEFAULT_POLICY,
+    skip_ops: Collection[str] = (),
+) -> Resolution:
+    """Choose the entries for one environment.
+
+    Parameters
+    ----------
+    candidates
+        Rows of the manifests in question. Those that :func:`judge` does not reject need their bundle.
+    environment
+        The facts of the machine in question; undetermined ones match nothing.
+    level, policy
+        How much must be equal, and which measurement policy is served.
+    skip_ops
+        Custom ops that are left out.
+
+    Returns
+    -------
+    Resolution
+        Deterministic: the same arguments give the same entries in the same order.
+    """
+    judged = judge(candidates, environment, level, policy)
+    offered: list[_Group] = []
+    refused: list[_Refused] = []
+    for judgement in judged:
+        if not judgement.rejected:
+            bundle = judgement.candidate.bundle
+            if bundle is None:
+                raise ValueError(f"bundle {judgement.candidate.row.bundle_id} is not rejected and was not fetched")
+            groups, unusable = _groups(bundle, judgement.candidate.row.bundle_id)
+            valid, invalid = _valid_groups(groups, judgement.differing, environment.names(), frozenset(skip_ops))
+            offered += valid
+            refused += unusable + invalid
+
+    providers: dict[tuple[str, ...], _Group] = {}
+    elsewhere: dict[str, int] = {}
+    for group in offered:
+        if providers.setdefault(group.texts, group) is not group:
+            elsewhere[group.bundle_id] = elsewhere.get(group.bundle_id, 0) + 1
+    served, conflicts = _consistent(
+        list(providers.values()), [item.group for item in refused if item.group.texts not in providers]
+    )
+    refused += conflicts
+
+    chosen: dict[str, Chosen] = {}
+    for group in served:
+        chosen.setdefault(group.entry.key.text, Chosen(group.entry, group.bundle_id))
+    taken: dict[str, int] = {}
+    for item in chosen.values():
+        taken[item.bundle_id] = taken.get(item.bundle_id, 0) + 1
+    return Resolution(
+        environment=environment,
+        level=level,
+        policy=policy,
+        chosen=dict(sorted(chosen.items())),
+        lookups=tuple(group.lookup for group in served if group.recorded),
+        verdicts=tuple(_verdict(judgement, taken, elsewhere) for judgement in judged),
+        dropped=_summarise(refused),
+    )
+
+
+def _groups(bundle: Bundle, bundle_id: str) -> tuple[list[_Group], list[_Refused]]:
+    """Cut a bundle into groups: its recorded lookups, and what they leave, by shape."""
+    groups = []
+    left = dict(bundle.entries)
+    for lookup in bundle.lookups:
+        text = lookup.winning_key.text
+        groups.append(_Group.of(lookup, bundle.entries[text], bundle_id, recorded=True))
+        left.pop(text, None)
+
+    by_shape: dict[tuple[str, object], list[Entry]] = {}
+    for entry in left.values():
+        by_shape.setdefault((entry.key.custom_op, entry.key.profile), []).append(entry)
+    refused = []
+    for entries in by_shape.values():
+        if len({entry.runner for entry in entries}) == 1:
+            groups += [_Group.of(Lookup((entry.key,), 0), entry, bundle_id, recorded=False) for entry in entries]
+            continue
+        # The caller's order is not known: put the winner last, so that all others must miss.
+        by_time = sorted(entries, key=lambda entry: -(entry.time_ms or 0.0))
+        known = all(entry.time_ms is not None for entry in entries)
+        keys = tuple(entry.key for entry in by_time)
+        rivals = {entry.key: tuple(key.runner for key in keys if key != entry.key) for entry in entries}
+        for index, entry in enumerate(by_time):
+            group = _Group.of(Lookup(keys, index), entry, bundle_id, recorded=False)
+            if known and index == len(keys) - 1:
+                groups.append(group)
+            else:
+                refused.append(_Refused(group, Rule.NOT_FASTEST if known else Rule.NO_TIMES, rivals[entry.key]))
+    return groups, refused
+
+
+def _valid_groups(
+    groups: list[_Group], differing: Collection[FactDifference], facts: tuple[str, ...], skip_ops: frozenset[str]
+) -> tuple[list[_Group], list[_Refused]]:
+    """Split groups into those whose facts are equal here and those to drop, each with its first cause."""
+    valid: list[_Group] = []
+    refused: list[_Refused] = []
+    for group in groups:
+        cause = _rule(group, skip_ops) or _first_difference(group, differing, facts, len(group.lookup.keys) == 1)
+        if cause is None:
+            valid.append(group)
+        else:
+            rivals = tuple(key.runner for key in group.lookup.keys if key != group.lookup.winning_key)
+            refused.append(_Refused(group, cause, rivals))
+    # A runner that merely is one more choice must not be left over where its rivals were dropped:
+    # kept alone, TinyGemm made backend="auto" 7.7 times slower at M = 128 (H200, flashinfer 0.7.4).
+    dropped_at: dict[tuple[str, object], list[str]] = {}
+    for item in refused:
+        if isinstance(item.cause, FactDifference):
+            dropped_at.setdefault(item.group.shape, []).append(item.group.entry.runner)
+    if not dropped_at:
+        return valid, refused
+    kept = []
+    for group in valid:
+        rivals = tuple(dict.fromkeys(dropped_at.get(group.shape, ())))
+        cause = _first_difference(group, differing, facts, raced_alone=False) if rivals else None
+        if cause is None:
+            kept.append(group)
+        else:
+            refused.append(_Refused(group, cause, rivals))
+    return kept, refused
+
+
+def _rule(group: _Group, skip_ops: frozenset[str]) -> Rule | None:
+    entry = group.entry
+    if entry.key.custom_op in skip_ops:
+        return Rule.SKIPPED_OP
+    if is_never_taken(entry.key.custom_op):
+        return Rule.COLLECTIVE_OP
+    if entry.runner.startswith("Cudnn") and type(entry.tactic) is int and entry.tactic >= 0:
+        return Rule.LEGACY_CUDNN
+    return None
+
+
+def _first_difference(
+    group: _Group, differing: Collection[FactDifference], facts: tuple[str, ...], raced_alone: bool
+) -> FactDifference | None:
+    if not differing:
+        return None
+    must = must_facts(group.lookup, (*facts, *(difference.fact for difference in differing)), raced_alone=raced_alone)
+    return next((difference for difference in differing if difference.fact in must), None)
+
+
+def _consistent(groups: list[_Group], unserved: list[_Group]) -> tuple[list[_Group], list[_Refused]]:
+    """Keep the groups that can be served together.
+
+    A group needs its winner's key present with its tactic, and the keys before it absent. Lookups
+    with more runners come first. Then whatever would be served to a lookup that is not served is
+    taken out, until nothing changes: a dropped lookup must miss.
+    """
+    present: dict[str, Entry] = {}
+    absent: set[str] = set()
+    served: dict[tuple[str, ...], _Group] = {}
+    refused: list[_Refused] = []
+    for group in sorted(groups, key=lambda group: -len(group.lookup.keys)):
+        texts = group.texts
+        *before, winner = texts[: group.lookup.winner + 1]
+        held = present.get(winner)
+        fits = held is None or (held.tactic, held.policy) == (group.entry.tactic, group.entry.policy)
+        if not fits or winner in absent or any(text in present for text in before):
+            refused.append(_Refused(group, Rule.CONTRADICTED))
+            continue
+        absent.update(before)
+        present.setdefault(winner, group.entry)
+        served[texts] = group
+
+    by_winner: dict[str, list[_Group]] = {}
+    for group in served.values():
+        by_winner.setdefault(group.lookup.winning_key.text, []).append(group)
+    waiting = [group for group in (*unserved, *(item.group for item in refused)) if len(group.lookup.keys) > 1]
+    while waiting:
+        texts = waiting.pop().texts
+        while (hit := next((text for text in texts if text in present), None)) is not None:
+            del present[hit]
+            for group in by_winner.pop(hit):
+                del served[group.texts]
+                refused.append(_Refused(group, Rule.WOULD_MISLEAD))
+                if len(group.lookup.keys) > 1:
+                    waiting.append(group)
+    return list(served.values()), refused
+
+
+def _verdict(judgement: Judgement, taken: Mapping[str, int], elsewhere: Mapping[str, int]) -> Verdict:
+    row = judgement.candidate.row
+    return Verdict(
+        registry=judgement.candidate.registry,
+        bundle_id=row.bundle_id,
+        folder_environment=row.tuned_in,
+        entries=row.entry_count,
+        taken=taken.get(row.bundle_id, 0),
+        elsewhere=elsewhere.get(row.bundle_id, 0),
+        differing=judgement.differing,
+        rejected=judgement.rejected,
+    )
+
+
+def _summarise(refused: Iterable[_Refused]) -> tuple[Dropped, ...]:
+    """Groups dropped for one cause become one line, in the order in which they were met."""
+    counts: dict[tuple[str, Cause, str, str, tuple[str, ...]], int] = {}
+    for item in refused:
+        key: Key = item.group.entry.key
+        line = (item.group.bundle_id, item.cause, key.custom_op, key.runner, item.rivals)
+        counts[line] = counts.get(line, 0) + 1
+    return tuple(Dropped(*line, entries=count) for line, count in counts.items())

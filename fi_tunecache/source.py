@@ -1,0 +1,174 @@
+"""A source of tuning results: whatever holds entries, read into one shape."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from .bundle import MARK, read_bundle
+from .bundled_module import MAX_MODULE_BYTES, read_bundled_module
+from .entry import Entry, LegacyEntry, Lookup
+from .environment import Environment
+from .errors import FormatError, UsageError
+from .flashinfer_json import MAX_FILE_BYTES, read_cache_file
+from .managed_store import read_entries, read_store
+from .measurement_policy import DEFAULT_POLICY, MeasurementPolicy
+
+__all__ = ["Section", "Source", "SourceKind", "read_source"]
+
+
+class SourceKind(str, enum.Enum):
+    """What a source is."""
+
+    CACHE_FILE = "FlashInfer v1 file"
+    BUNDLE = "bundle"
+    PULLED = "v1 file made by fi-tunecache"
+    STORE = "FlashInfer managed store"
+    MODULE = "module bundled with FlashInfer"
+
+
+class Section(Struct, frozen=True, kw_only=True):
+    """The entries of one environment and one measurement policy.
+
+    ``environment`` is None where the source does not name it. ``records`` counts the results of
+    operations that tune themselves. ``problems`` are lines, one for each thing that FlashInfer
+    would not serve.
+    """
+
+    name: str
+    environment: Environment | None
+    policy: MeasurementPolicy = DEFAULT_POLICY
+    entries: tuple[Entry, ...] = ()
+    legacy: tuple[LegacyEntry, ...] = ()
+    lookups: tuple[Lookup, ...] = ()
+    records: int = 0
+    problems: tuple[str, ...] = ()
+
+
+class Source(Struct, frozen=True):
+    """All sections of a source, and problems that belong to none of them."""
+
+    path: Path
+    kind: SourceKind
+    sections: tuple[Section, ...]
+    problems: tuple[str, ...] = ()
+
+
+def read_source(path: Path) -> Source:
+    """Read a v1 file, a bundle, a managed store (root or one environment) or a bundled module.
+
+    Parameters
+    ----------
+    path
+        A directory is a store; a file is what it holds.
+
+    Raises
+    ------
+    UsageError
+        Nothing there, it can't be read, or it is nothing of the sort.
+    FormatError
+        It is of the sort but malformed.
+    """
+    if path.is_dir():
+        return _read_store(path)
+    data = _read_file(path)
+    if path.suffix == ".py":
+        legacy = read_bundled_module(data[: MAX_MODULE_BYTES + 1], source=str(path))
+        section = Section(
+            name=path.name,
+            environment=None,
+            legacy=legacy,
+            problems=(f"{len(legacy)} keys without extras: {LegacyEntry.STATEMENT}",),
+        )
+        return Source(path, SourceKind.MODULE, (section,))
+    return _read_cache_file(path, data)
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist", "name a v1 file, a store, a bundle or a bundled module") from None
+    except OSError as error:
+        raise UsageError(f"{path} can't be read ({error.strerror})", "check its permissions") from error
+
+
+def _read_store(path: Path) -> Source:
+    store = read_store(path)
+    sections = []
+    for environment in store.environments:
+        contents = read_entries(environment)
+        sections.append(
+            Section(
+                name=environment.env_hash,
+                environment=environment.environment,
+                policy=environment.policy,
+                entries=contents.entries,
+                records=len(contents.records),
+                problems=(*environment.problems, *contents.problems, *_entry_problems(contents.entries)),
+            )
+        )
+    return Source(path, SourceKind.STORE, tuple(sections), store.problems)
+
+
+def _read_cache_file(path: Path, data: bytes) -> Source:
+    file = read_cache_file(data, source=str(path))
+    ours = (file.metadata or {}).get(MARK)
+    if isinstance(ours, Mapping) and "provenance" in ours:
+        bundle = read_bundle(data, source=str(path))
+        section = Section(
+            name=path.name,
+            environment=bundle.environment,
+            policy=bundle.policy,
+            entries=tuple(bundle.entries.values()),
+            lookups=bundle.lookups,
+        )
+        return Source(path, SourceKind.BUNDLE, (section,))
+    problems = list(_entry_problems(file.entries))
+    if file.legacy:
+        problems.insert(0, f"{len(file.legacy)} keys without extras: {LegacyEntry.STATEMENT}")
+    environment, said = _environment(file.metadata)
+    section = Section(
+        name=path.name,
+        environment=environment,
+        entries=file.entries,
+        legacy=file.legacy,
+        records=len(file.records),
+        problems=(*said, *problems),
+    )
+    return Source(path, SourceKind.PULLED if ours else SourceKind.CACHE_FILE, (section,))
+
+
+def _environment(metadata: Mapping[str, Any] | None) -> tuple[Environment | None, tuple[str, ...]]:
+    """The facts, and what FlashInfer would make of them."""
+    if metadata is None:
+        return None, ("no _metadata: FlashInfer accepts the file blindly, on any GPU and any version",)
+    try:
+        environment = Environment.from_metadata(metadata)
+    except FormatError as error:
+        return None, (str(error),)
+    if undetermined := environment.undetermined():
+        line = f"{', '.join(undetermined)} not known: FlashInfer ignores the file and replaces it at its next save"
+        return environment, (line,)
+    return environment, ()
+
+
+def _entry_problems(entries: tuple[Entry, ...]) -> list[str]:
+    """What FlashInfer loads and never serves, or does not load: a line for each sort."""
+    problems = []
+    mismatched = [entry for entry in entries if entry.runner != entry.key.runner]
+    if mismatched:
+        first = mismatched[0]
+        problems.append(
+            f"{len(mismatched)} entries name another runner than their key and are never served, "
+            f"e.g. {first.runner} at {first.key.text[:120]}"
+        )
+    ordinal = sum(e.runner.startswith("Cudnn") and type(e.tactic) is int and e.tactic >= 0 for e in entries)
+    if ordinal:
+        problems.append(f"{ordinal} cuDNN entries hold a plan's position as tactic: FlashInfer drops them since 0.6.16")
+    return problems

@@ -1,0 +1,143 @@
+"""The environment that a command is about: this machine's, a described one, or a mix of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from .environment import Environment
+from .errors import FormatError, UsageError
+from .manifest import BundleRow, Folder
+from .probe import Probe, ProbeMode, probe_environment
+from .registry import Registry
+
+__all__ = ["Target", "TargetOptions", "find_target"]
+
+_MAX_FILE = 64 * 1024
+
+
+class TargetOptions(Struct, frozen=True, kw_only=True):
+    """What was said about the environment; everything unsaid is found on this machine.
+
+    ``environment_file`` and ``like`` bring all facts; ``device`` and ``facts`` replace single ones.
+    """
+
+    device: str | None = None
+    environment_file: Path | None = None
+    like: str | None = None
+    facts: Mapping[str, str] = {}
+    gpu_index: int | None = None
+    probe: ProbeMode = "auto"
+
+
+class Target(Struct, frozen=True):
+    """The facts, where they come from, and why some are undetermined (fact, reason).
+
+    ``described`` tells that facts were given rather than found: a file made for it loads only
+    where FlashInfer computes the same facts.
+    """
+
+    environment: Environment
+    origin: str
+    described: bool
+    undetermined: tuple[tuple[str, str], ...] = ()
+
+
+def find_target(
+    options: TargetOptions, registries: Sequence[Callable[[], Registry]], say: Callable[[str], None]
+) -> Target:
+    """Put the environment together.
+
+    Parameters
+    ----------
+    options
+        What was said.
+    registries
+        How to open those in which ``like`` is looked up, in order; opened only for that.
+    say
+        Told, in one line, when the light probe does not suffice and FlashInfer itself is asked.
+
+    Raises
+    ------
+    UsageError
+        Options that contradict each other, or a ``like`` that no registry has.
+    HardwareError
+        Several GPUs of different names, or one that is not there.
+    FormatError
+        A file of facts that can't be read.
+    """
+    given = {**options.facts, **({"gpu": options.device} if options.device else {})}
+    if options.device is not None and options.gpu_index is not None:
+        raise UsageError("--device and --gpu contradict each other", "name the GPU by one of them")
+    if options.environment_file is not None and options.like is not None:
+        raise UsageError("--environment and --like contradict each other", "bring the facts by one of them")
+    if options.environment_file is not None:
+        environment = _read_environment(options.environment_file)
+        target = Target(environment, f"from {options.environment_file}", described=True)
+    elif options.like is not None:
+        folder, row, name = _find_like(options.like, registries)
+        target = Target(row.tuned_in, f"like {folder}/{row.bundle_id} of {name}", described=True)
+    else:
+        probe = _probe(options, frozenset(given), say)
+        target = Target(probe.environment, "of this machine", described=False, undetermined=probe.undetermined)
+    if not given:
+        return target
+    return Target(
+        target.environment.with_facts(given),
+        f"{target.origin}, with {', '.join(given)} as given",
+        described=True,
+        undetermined=tuple((fact, why) for fact, why in target.undetermined if fact not in given),
+    )
+
+
+def _probe(options: TargetOptions, given: frozenset[str], say: Callable[[str], None]) -> Probe:
+    probe = probe_environment(options.probe, options.gpu_index, need_gpu="gpu" not in given)
+    missing = [fact for fact, _ in probe.undetermined if fact not in given]
+    # Only a machine that has its GPU can tell more than the light probe already did.
+    if options.probe != "auto" or probe.source == "flashinfer" or not missing or probe.environment.gpu is None:
+        return probe
+    say(f"the light probe does not know {', '.join(missing)}; asking FlashInfer itself (--probe light prevents it)")
+    return probe_environment("full", options.gpu_index, need_gpu="gpu" not in given)
+
+
+def _read_environment(path: Path) -> Environment:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_MAX_FILE + 1)
+    except OSError as error:
+        raise UsageError(f"{path} can't be read ({error.strerror})", "make it with `fi-tunecache env --json`") from error
+    if len(data) > _MAX_FILE:
+        raise FormatError(f"more than {_MAX_FILE} bytes", "make it with `fi-tunecache env --json`", source=str(path))
+    try:
+        content = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise FormatError(f"not JSON ({error})", "make it with `fi-tunecache env --json`", source=str(path)) from None
+    if isinstance(content, dict) and isinstance(content.get("environment"), dict):
+        content = content["environment"]
+    return Environment.from_metadata(content, source=str(path))
+
+
+def _find_like(reference: str, registries: Sequence[Callable[[], Registry]]) -> tuple[Folder, BundleRow, str]:
+    version, _, rest = reference.partition("/")
+    device, _, bundle = rest.partition("/")
+    folder = Folder.parse(f"{version}/{device}")
+    names = []
+    for open_one in registries:
+        registry = open_one()
+        names.append(registry.name)
+        rows = [
+            row
+            for row in registry.manifest(folder).bundles
+            if row.yanked is None and (not bundle or row.bundle_id.startswith(bundle))
+        ]
+        if bundle and len(rows) > 1:
+            raise UsageError(f"{bundle} is the start of {len(rows)} bundles of {folder}", "give more of its digits")
+        if rows:
+            newest = max(rows, key=lambda row: row.created)
+            return folder, newest, registry.name
+    raise UsageError(
+        f"no bundle {reference[:120]} in {', '.join(names)}", "see what there is with `fi-tunecache list`"
+    )

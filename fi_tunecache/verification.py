@@ -1,0 +1,100 @@
+"""Check that a registry, a bundle or the user cache is what it should be: every problem, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from msgspec import Struct
+
+from .bundle import read_bundle
+from .errors import FiTuneCacheError, FormatError
+from .manifest import BundleRow, Folder, describe_bundle
+from .registry import Registry
+from .selection import read_selection
+from .source import read_source
+from .user_cache import UserCache
+
+__all__ = ["Report", "verify_cache", "verify_file", "verify_registry"]
+
+
+class Report(Struct, frozen=True):
+    """How many things were checked (manifests, bundles, cached files), and what is wrong with them."""
+
+    checked: int
+    problems: tuple[str, ...]
+
+
+def verify_registry(registry: Registry) -> Report:
+    """Check the descriptor, each manifest, and each bundle's hash, schema and row. Does not stop at a problem."""
+    checked = 1
+    problems = list(_problem(registry.descriptor))
+    for folder in registry.folders():
+        checked += 1
+        try:
+            rows = registry.manifest(folder).bundles
+        except FiTuneCacheError as error:
+            problems.append(str(error))
+            continue
+        for row in rows:
+            checked += 1
+            problems += _verify_row(registry, folder, row)
+    return Report(checked, tuple(problems))
+
+
+def _verify_row(registry: Registry, folder: Folder, row: BundleRow) -> list[str]:
+    try:
+        data = registry.bundle_bytes(folder, row)
+        described = describe_bundle(registry.bundle(folder, row, data), data, row.sha256, row.benefit)
+    except FiTuneCacheError as error:
+        return [str(error)]
+    wrong = [name for name in row.__struct_fields__ if name != "yanked" and getattr(row, name) != getattr(described, name)]
+    where = f"{registry.name}/{folder}/{row.file}"
+    return [f"{where}: the manifest is wrong about its {', '.join(wrong)}"] if wrong else []
+
+
+def verify_file(path: Path) -> Report:
+    """Check a bundle, a v1 file or a store as :func:`~fi_tunecache.source.read_source` reads it."""
+    try:
+        source = read_source(path)
+    except FormatError as error:
+        return Report(1, (str(error),))
+    problems = [*source.problems, *(problem for section in source.sections for problem in section.problems)]
+    return Report(max(1, sum(len(section.entries) for section in source.sections)), tuple(problems))
+
+
+def verify_cache(cache: UserCache) -> Report:
+    """Check each cached bundle against the hash in its name and each selection against its digest."""
+    checked = 0
+    problems: list[str] = []
+    for file in cache.files():
+        name = file.path.name
+        if file.kind == "bundles" and file.path.suffix == ".json":
+            checked += 1
+            problems += _problem(partial(_check_bundle, cache, file.path))
+        elif file.kind == "selections" and name.endswith(".json") and not name.endswith(".resolution.json"):
+            checked += 1
+            problems += _problem(partial(_check_selection, cache, file.path))
+        elif name.endswith(".corrupt"):
+            problems.append(f"{file.path} was damaged and set aside; remove it with `fi-tunecache cache prune`")
+    return Report(checked, tuple(problems))
+
+
+def _check_bundle(cache: UserCache, path: Path) -> None:
+    if cache.read_bundle(path.stem) is None:
+        raise FormatError("the file was changed; it was set aside", "pull again", source=str(path))
+    read_bundle(cache.read(path) or b"", source=str(path))
+
+
+def _check_selection(cache: UserCache, path: Path) -> None:
+    selection = read_selection(cache.read(path) or b"", source=str(path))
+    if selection.id != path.stem:
+        raise FormatError("its id is not its name", "pull again", source=str(path))
+
+
+def _problem(check: Callable[[], object]) -> Iterator[str]:
+    try:
+        check()
+    except FiTuneCacheError as error:
+        yield str(error)

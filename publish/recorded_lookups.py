@@ -1,0 +1,124 @@
+"""Recorded lookups: what a program asked the autotuner, as JSON, matched with the entries that answer.
+
+A record is an object with ``custom_op``, ``runners`` ((class, extras) in the caller's order) and
+either ``profile`` (bucketed, as in a key) or ``shapes`` (of the inputs, as at the call). dtypes
+are strings such as ``"torch.bfloat16"``. ``winner`` (runner and tactic) may be given: it is then
+checked, not trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from fi_tunecache.entry import Entry, Lookup, Tactic, read_tactic
+from fi_tunecache.errors import FormatError
+from fi_tunecache.key import Dtype, Extra, Key, Profile
+
+__all__ = ["Question", "answer", "read_questions"]
+
+
+class Question(Struct, frozen=True):
+    """A lookup without its answer. ``shapes`` are bucketed if ``bucketed``; ``winner`` is the recorded answer."""
+
+    custom_op: str
+    runners: tuple[tuple[str, tuple[Extra, ...]], ...]
+    shapes: Profile
+    bucketed: bool
+    winner: tuple[str, Tactic] | None = None
+
+
+class _Record(Struct, frozen=True):
+    custom_op: str
+    runners: list[tuple[str, list[Any]]]
+    profile: tuple[tuple[int, ...], ...] | None = None
+    shapes: tuple[tuple[int, ...], ...] | None = None
+    winner: tuple[str, Any] | None = None
+
+
+def read_questions(data: bytes, *, source: str = "") -> tuple[Question, ...]:
+    """Raises FormatError for anything but a list of records."""
+    try:
+        records = msgspec.json.decode(data, type=list[_Record])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise FormatError(f"not recorded lookups ({error})", source=source) from None
+    questions = []
+    for record in records:
+        shapes = record.shapes if record.profile is None else record.profile
+        if shapes is None or not record.runners:
+            raise FormatError(f"a lookup of {record.custom_op[:80]} names no shapes or no runners", source=source)
+        questions.append(
+            Question(
+                custom_op=record.custom_op,
+                runners=tuple((runner, tuple(map(_extra, extras))) for runner, extras in record.runners),
+                shapes=shapes,
+                bucketed=record.profile is not None,
+                winner=None if record.winner is None else (record.winner[0], read_tactic(record.winner[1])),
+            )
+        )
+    return tuple(questions)
+
+
+def _extra(value: Any) -> Extra:
+    if isinstance(value, list):
+        return tuple(map(_extra, value))
+    if isinstance(value, str) and value.startswith("torch."):
+        return Dtype(value.removeprefix("torch."))
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise FormatError(f"a lookup's extras hold a {type(value).__name__}")
+
+
+def answer(questions: Iterable[Question], entries: Iterable[Entry], *, trust_winners: bool) -> tuple[Lookup, ...]:
+    """Answer questions as FlashInfer does: the first runner in the caller's order that has an entry wins.
+
+    Questions without an answer are left out, equal lookups are one.
+
+    Parameters
+    ----------
+    trust_winners
+        Whether recorded winners were given by these very entries; then another answer is an error.
+        Otherwise they are passed over (the same calls, tuned again).
+
+    Raises
+    ------
+    FormatError
+        A recorded winner is not what the entries give.
+    """
+    by_text = {entry.key.text: entry for entry in entries}
+    profiles: dict[tuple[str, str, str], list[Profile]] = {}
+    for entry in by_text.values():
+        profiles.setdefault((entry.key.custom_op, entry.key.runner, str(entry.key.extras)), []).append(entry.key.profile)
+
+    lookups: dict[tuple[str, ...], Lookup] = {}
+    for question in questions:
+        profile = question.shapes if question.bucketed else _bucket(question, profiles)
+        if profile is None:
+            continue
+        keys = tuple(Key(question.custom_op, runner, profile, extras) for runner, extras in question.runners)
+        index = next((index for index, key in enumerate(keys) if key.text in by_text), None)
+        if index is None:
+            continue
+        given = by_text[keys[index].text]
+        if trust_winners and question.winner is not None and question.winner != (given.runner, given.tactic):
+            raise FormatError(
+                f"a lookup of {question.custom_op} recorded {question.winner[0]} {question.winner[1]} as its winner, "
+                f"the entries give {given.runner} {given.tactic}"
+            )
+        lookups[tuple(key.text for key in keys)] = Lookup(keys, index)
+    return tuple(lookups.values())
+
+
+def _bucket(question: Question, profiles: Mapping[tuple[str, str, str], list[Profile]]) -> Profile | None:
+    """The profile that a call's shapes fall into: equal but for the dimensions that a profile leaves open (-1)."""
+    for runner, extras in question.runners:
+        for profile in profiles.get((question.custom_op, runner, str(extras)), ()):
+            if len(profile) == len(question.shapes) and all(
+                len(wanted) == len(shape) and all(w in (-1, s) for w, s in zip(wanted, shape, strict=True))
+                for wanted, shape in zip(profile, question.shapes, strict=True)
+            ):
+                return profile
+    return None
