@@ -21,7 +21,16 @@ from .flashinfer_json import CacheFile, read_cache_file, write_cache_file
 from .key import Key, parse_extras
 from .measurement_policy import MeasurementPolicy
 
-__all__ = ["BUNDLE_FORMAT", "MARK", "Bundle", "Provenance", "Workload", "bundle_file_name", "read_bundle", "write_bundle"]
+__all__ = [
+    "BUNDLE_FORMAT",
+    "MARK",
+    "Bundle",
+    "Provenance",
+    "Workload",
+    "bundle_file_name",
+    "read_bundle",
+    "write_bundle",
+]
 
 BUNDLE_FORMAT = 1
 MARK = "fi_tunecache"

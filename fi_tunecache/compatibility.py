@@ -21,6 +21,7 @@ from .runner_families import ALWAYS, family_of
 
 __all__ = ["FactDifference", "MatchLevel", "PolicyDifference", "Yanked", "differences", "must_facts", "rejection"]
 
+
 class MatchLevel(str, enum.Enum):
     """How much of the environment must be equal."""
 

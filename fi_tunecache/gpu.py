@@ -94,9 +94,7 @@ def visible_gpus(
     return tuple(chosen)
 
 
-def gpu_name(
-    installed: Sequence[InstalledGpu] | str, environ: Mapping[str, str], gpu_index: int | None = None
-) -> str:
+def gpu_name(installed: Sequence[InstalledGpu] | str, environ: Mapping[str, str], gpu_index: int | None = None) -> str:
     """The one name of the GPUs that this process may use.
 
     Parameters

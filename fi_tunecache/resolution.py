@@ -126,7 +126,9 @@ class Verdict(Struct, frozen=True):
 
     def __str__(self) -> str:
         if self.rejected:
-            return f"bundle {self.bundle_id}: rejected: {'; '.join(map(str, self.rejected))}: {self.entries} entries lost"
+            return (
+                f"bundle {self.bundle_id}: rejected: {'; '.join(map(str, self.rejected))}: {self.entries} entries lost"
+            )
         line = f"bundle {self.bundle_id}: {self.taken} of {self.entries} entries"
         if self.elsewhere:
             line += f", {self.elsewhere} more provided by a better bundle"

@@ -108,7 +108,9 @@ def _read_environment(path: Path) -> Environment:
         with path.open("rb") as stream:
             data = stream.read(_MAX_FILE + 1)
     except OSError as error:
-        raise UsageError(f"{path} can't be read ({error.strerror})", "make it with `fi-tunecache env --json`") from error
+        raise UsageError(
+            f"{path} can't be read ({error.strerror})", "make it with `fi-tunecache env --json`"
+        ) from error
     if len(data) > _MAX_FILE:
         raise FormatError(f"more than {_MAX_FILE} bytes", "make it with `fi-tunecache env --json`", source=str(path))
     try:
@@ -138,6 +140,4 @@ def _find_like(reference: str, registries: Sequence[Callable[[], Registry]]) -> 
         if rows:
             newest = max(rows, key=lambda row: row.created)
             return folder, newest, registry.name
-    raise UsageError(
-        f"no bundle {reference[:120]} in {', '.join(names)}", "see what there is with `fi-tunecache list`"
-    )
+    raise UsageError(f"no bundle {reference[:120]} in {', '.join(names)}", "see what there is with `fi-tunecache list`")

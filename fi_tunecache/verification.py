@@ -49,7 +49,9 @@ def _verify_row(registry: Registry, folder: Folder, row: BundleRow) -> list[str]
         described = describe_bundle(registry.bundle(folder, row, data), data, row.sha256, row.benefit)
     except FiTuneCacheError as error:
         return [str(error)]
-    wrong = [name for name in row.__struct_fields__ if name != "yanked" and getattr(row, name) != getattr(described, name)]
+    wrong = [
+        name for name in row.__struct_fields__ if name != "yanked" and getattr(row, name) != getattr(described, name)
+    ]
     where = f"{registry.name}/{folder}/{row.file}"
     return [f"{where}: the manifest is wrong about its {', '.join(wrong)}"] if wrong else []
 

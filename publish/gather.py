@@ -43,8 +43,12 @@ def gather(
         holds something that FlashInfer would not serve.
     """
     if source.kind not in (SourceKind.CACHE_FILE, SourceKind.STORE):
-        raise FormatError(f"a {source.kind.value} can't be published", "name what FlashInfer saved", source=str(source.path))
-    bundles = [_bundle(source, section, provenance, default_raced, questions, trust_winners) for section in source.sections]
+        raise FormatError(
+            f"a {source.kind.value} can't be published", "name what FlashInfer saved", source=str(source.path)
+        )
+    bundles = [
+        _bundle(source, section, provenance, default_raced, questions, trust_winners) for section in source.sections
+    ]
     if not bundles or source.problems:
         raise FormatError("; ".join(source.problems) or "holds no environment", source=str(source.path))
     return bundles

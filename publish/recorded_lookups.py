@@ -91,7 +91,9 @@ def answer(questions: Iterable[Question], entries: Iterable[Entry], *, trust_win
     by_text = {entry.key.text: entry for entry in entries}
     profiles: dict[tuple[str, str, str], list[Profile]] = {}
     for entry in by_text.values():
-        profiles.setdefault((entry.key.custom_op, entry.key.runner, str(entry.key.extras)), []).append(entry.key.profile)
+        profiles.setdefault((entry.key.custom_op, entry.key.runner, str(entry.key.extras)), []).append(
+            entry.key.profile
+        )
 
     lookups: dict[tuple[str, ...], Lookup] = {}
     for question in questions:

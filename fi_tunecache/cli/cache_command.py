@@ -52,7 +52,12 @@ def list_files(as_json: bool) -> None:
 
 @command.command("prune")
 @click.option(
-    "--older-than", "days", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="DAYS",
+    "--older-than",
+    "days",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    metavar="DAYS",
     help="Remove what was not changed for so many days.",
 )
 @as_json

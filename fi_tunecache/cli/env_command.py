@@ -33,7 +33,9 @@ def command(as_json: bool, **arguments: Any) -> None:
                 "compared": environment.identity(),
                 "origin": target.origin,
                 "undetermined": {
-                    name: reasons.get(name, "not given") for name in environment.names() if environment.raw(name) is None
+                    name: reasons.get(name, "not given")
+                    for name in environment.names()
+                    if environment.raw(name) is None
                 },
             }
         )

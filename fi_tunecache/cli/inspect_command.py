@@ -66,7 +66,11 @@ def _print_source(source: Source) -> None:
 
 
 def _summary_row(summary: RunnerSummary) -> tuple[object, ...]:
-    times = "" if summary.fastest_ms is None else f"{summary.fastest_ms * 1000:.1f}–{(summary.slowest_ms or 0) * 1000:.1f} µs"
+    times = (
+        ""
+        if summary.fastest_ms is None
+        else f"{summary.fastest_ms * 1000:.1f}–{(summary.slowest_ms or 0) * 1000:.1f} µs"
+    )
     return (
         summary.custom_op,
         summary.runner,

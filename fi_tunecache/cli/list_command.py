@@ -62,4 +62,10 @@ def _row(folder: Folder, row: BundleRow) -> tuple[object, ...]:
 
 def _builtins(registry: str, folder: Folder, row: BundleRow) -> dict[str, Any]:
     described: dict[str, Any] = msgspec.to_builtins(row)
-    return {"registry": registry, "folder": str(folder), "bundle": row.bundle_id, "entry_count": row.entry_count, **described}
+    return {
+        "registry": registry,
+        "folder": str(folder),
+        "bundle": row.bundle_id,
+        "entry_count": row.entry_count,
+        **described,
+    }

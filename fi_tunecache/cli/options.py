@@ -52,7 +52,9 @@ def environment_options(command: _Command) -> _Command:
             metavar="FILE",
             help="All facts, from `fi-tunecache env --json > FILE`.",
         ),
-        click.option("--like", metavar="VERSION/DEVICE[/BUNDLE]", help="All facts of a published bundle, e.g. 0.7.4/nvidia-h200."),
+        click.option(
+            "--like", metavar="VERSION/DEVICE[/BUNDLE]", help="All facts of a published bundle, e.g. 0.7.4/nvidia-h200."
+        ),
         click.option(
             "--probe",
             type=click.Choice(["auto", "light", "full"]),

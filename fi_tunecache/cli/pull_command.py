@@ -86,7 +86,11 @@ def _print(pulled: Pulled, target: Target, stored: Path | None, file: Path | Non
         f"{' (cached)' if pulled.hit else ''}"
     )
     for bundle in selection.bundles:
-        raced = {True: "the default raced", False: "the default did not race", None: "not known whether the default raced"}
+        raced = {
+            True: "the default raced",
+            False: "the default did not race",
+            None: "not known whether the default raced",
+        }
         click.echo(
             f"  bundle {bundle.bundle_id}: {plural(bundle.entries, 'entry', 'entries')} ({raced[bundle.default_raced]})"
         )

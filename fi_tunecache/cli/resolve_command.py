@@ -56,7 +56,9 @@ def describe_environment(resolution: Resolution) -> str:
 def print_resolution(asked: Resolution, other: Resolution) -> None:
     """Every candidate and every dropped group of entries, a line each, and the other level in one."""
     bundles = plural(len(asked.used), "bundle")
-    click.echo(f"{plural(len(asked.chosen), 'entry', 'entries')} of {bundles} at match level {asked.level}, policy {asked.policy}")
+    click.echo(
+        f"{plural(len(asked.chosen), 'entry', 'entries')} of {bundles} at match level {asked.level}, policy {asked.policy}"
+    )
     for verdict in asked.verdicts:
         click.echo(f"  {verdict}")
         for dropped in asked.dropped:

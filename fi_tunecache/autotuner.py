@@ -1,0 +1,45 @@
+"""The one adapter that names private things of FlashInfer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from .environment import Environment
+from .errors import FormatError, HardwareError
+
+__all__ = ["collect_metadata"]
+
+
+def collect_metadata() -> Environment:
+    """The facts that FlashInfer itself would stamp, from ``flashinfer.autotuner._collect_metadata``.
+
+    Imports FlashInfer and torch into this process (seconds), initialises CUDA and loads cuBLAS:
+    never call it at import or before a fork. A fact that FlashInfer can't determine (``unknown``)
+    is None.
+
+    Raises
+    ------
+    HardwareError
+        FlashInfer can't be imported, or its function fails.
+    FormatError
+        This FlashInfer has no such function (0.6.7 to 0.7.4 have), or it returns something else.
+    """
+    try:
+        autotuner = import_module("flashinfer.autotuner")
+    except Exception as error:
+        raise HardwareError(f"FlashInfer can't be imported: {_brief(error)}", "use --probe light") from error
+    collect = getattr(autotuner, "_collect_metadata", None)
+    if not callable(collect):
+        raise FormatError("flashinfer.autotuner has no _collect_metadata", "use --probe light, or update fi-tunecache")
+    try:
+        metadata = collect()
+    except Exception as error:
+        raise HardwareError(f"FlashInfer can't tell its environment: {_brief(error)}", "use --probe light") from error
+    if not isinstance(metadata, Mapping) or not all(isinstance(name, str) for name in metadata):
+        raise FormatError("flashinfer.autotuner._collect_metadata returns no facts", "use --probe light")
+    return Environment.from_metadata(metadata, source="flashinfer.autotuner._collect_metadata")
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:200]}"
