@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 from pathlib import Path
 
 from .errors import CacheError
@@ -33,7 +32,7 @@ def write_atomic(path: Path, data: bytes, *, advice: str, mode: int = 0o644) -> 
     CacheError
         The file can't be written; nothing is left behind.
     """
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

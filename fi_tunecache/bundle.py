@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Struct
@@ -18,6 +18,7 @@ from .entry import Entry, Lookup
 from .environment import Environment
 from .errors import FormatError
 from .flashinfer_json import CacheFile, read_cache_file, write_cache_file
+from .json_document import naming
 from .key import Key, parse_extras
 from .measurement_policy import MeasurementPolicy
 
@@ -28,6 +29,8 @@ __all__ = [
     "Provenance",
     "Workload",
     "bundle_file_name",
+    "check_date",
+    "check_texts",
     "read_bundle",
     "write_bundle",
 ]
@@ -37,7 +40,8 @@ MARK = "fi_tunecache"
 """The field under which we mark what is ours, in metadata and in an entry's fourth element."""
 
 _MAX_LOOKUPS = 200_000
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_MAX_TEXT = 4096
+_DATE = re.compile(r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])")
 
 
 class Workload(Struct, frozen=True, omit_defaults=True):
@@ -71,8 +75,7 @@ class Provenance(Struct, frozen=True, omit_defaults=True):
     workload: Workload | None = None
 
     def __post_init__(self) -> None:
-        if not _DATE.fullmatch(self.created):
-            raise FormatError(f"created is {self.created[:40]!r}, not a date like 2026-12-01")
+        check_date(self.created)
 
 
 class Bundle(Struct, frozen=True):
@@ -107,7 +110,30 @@ class _StoredProvenance(Struct, frozen=True, omit_defaults=True):
 
 
 class _Format(Struct, frozen=True):
-    format: int
+    format: Annotated[int, msgspec.Meta(ge=1)]
+
+
+def check_date(text: str) -> None:
+    """Raises FormatError for anything but a date like ``2026-12-01``: dates are compared as text."""
+    if not _DATE.fullmatch(text):
+        raise FormatError(f"{text[:40]!r} is not a date like 2026-12-01")
+
+
+def check_texts(document: object) -> None:
+    """Raises FormatError for a text in decoded JSON that could break a line or a terminal, names included."""
+    if isinstance(document, str):
+        if len(document) > _MAX_TEXT or not document.isprintable():
+            raise FormatError(
+                f"holds a text that is not one printable line of at most {_MAX_TEXT} characters: {document[:40]!r}",
+                "tell the publisher",
+            )
+    elif isinstance(document, Mapping):
+        for name, value in document.items():
+            check_texts(name)
+            check_texts(value)
+    elif isinstance(document, list):
+        for value in document:
+            check_texts(value)
 
 
 def bundle_file_name(sha256: str) -> str:
@@ -122,55 +148,70 @@ def read_bundle(data: bytes, *, source: str = "") -> Bundle:
     ------
     FormatError
         Not a v1 file, no or indeterminate metadata, no provenance, a newer format, no entries,
-        an entry of another runner than its key's, or a lookup whose winner has no entry.
+        something beside them that only FlashInfer would read, an entry of another runner than its
+        key's, or a lookup that is malformed or whose winner has no entry.
     """
     file = read_cache_file(data, source=source)
-    if file.metadata is None:
-        raise FormatError("no _metadata: nobody can say where it was tuned", source=source)
-    environment = Environment.from_metadata(file.metadata, source=source)
-    if undetermined := environment.undetermined():
-        raise FormatError(f"a bundle must name every fact; missing: {', '.join(undetermined)}", source=source)
-    stored = _read_provenance(file.metadata.get(MARK), source)
-    if file.legacy or not file.entries:
-        raise FormatError("no entries" if not file.legacy else "keys without extras never hit", source=source)
-    entries = {entry.key.text: entry for entry in file.entries}
-    for entry in file.entries:
-        if entry.runner != entry.key.runner:
-            raise FormatError(f"the value names {entry.runner}, its key {entry.key.runner}: {entry.key}", source=source)
-    return Bundle(
-        environment=environment,
-        entries=entries,
-        provenance=stored.provenance,
-        policy=MeasurementPolicy.from_fields(stored.policy),
-        lookups=tuple(_read_lookup(lookup, entries, source) for lookup in stored.lookups),
-        default_raced=stored.default_raced,
-    )
+    with naming(source):
+        environment = file.environment()
+        if undetermined := environment.undetermined():
+            raise FormatError(f"a bundle must name every fact; missing: {', '.join(undetermined)}", "tune again")
+        stored = _read_provenance((file.metadata or {}).get(MARK))
+        if file.legacy:
+            raise FormatError("keys without extras never hit", "tune again with FlashInfer 0.7.1 or newer")
+        if not file.entries:
+            raise FormatError("no entries", "tell the publisher")
+        if file.records:
+            raise FormatError("holds _records: a bundle has entries only", "tell the publisher")
+        entries = {entry.key.text: entry for entry in file.entries}
+        for entry in file.entries:
+            if entry.runner != entry.key.runner:
+                raise FormatError(
+                    f"a value names {entry.runner[:80]}, its key {entry.key.runner[:80]}: {entry.key.text[:120]}",
+                    "FlashInfer never serves it; tune again",
+                )
+        return Bundle(
+            environment=environment,
+            entries=entries,
+            provenance=stored.provenance,
+            policy=MeasurementPolicy.from_fields(stored.policy),
+            lookups=tuple(_read_lookup(lookup, entries) for lookup in stored.lookups),
+            default_raced=stored.default_raced,
+        )
 
 
-def _read_provenance(value: object, source: str) -> _StoredProvenance:
+def _read_provenance(value: object) -> _StoredProvenance:
+    if not isinstance(value, Mapping):
+        raise FormatError("no provenance: a v1 file, not a bundle", "name a bundle of a registry")
+    check_texts({name: part for name, part in value.items() if name != "lookups"})
     try:
         found = msgspec.convert(value, _Format).format
         if found > BUNDLE_FORMAT:
-            raise FormatError(
-                f"bundle format {found} is newer than {BUNDLE_FORMAT}", "upgrade fi-tunecache", source=source
-            )
+            raise FormatError(f"bundle format {found} is newer than {BUNDLE_FORMAT}", "upgrade fi-tunecache")
         stored = msgspec.convert(value, _StoredProvenance)
     except msgspec.ValidationError as error:
-        raise FormatError(
-            f"no provenance that can be read ({error})", "only `fi-tunecache` writes bundles", source=source
-        ) from None
+        raise FormatError(f"no provenance that can be read ({error})", "only fi-tunecache writes bundles") from None
     if len(stored.lookups) > _MAX_LOOKUPS:
-        raise FormatError(f"{len(stored.lookups)} lookups are more than {_MAX_LOOKUPS}", source=source)
+        raise FormatError(f"{len(stored.lookups)} lookups are more than {_MAX_LOOKUPS}", "split the bundle")
     return stored
 
 
-def _read_lookup(stored: _StoredLookup, entries: Mapping[str, Entry], source: str) -> Lookup:
+def _read_lookup(stored: _StoredLookup, entries: Mapping[str, Entry]) -> Lookup:
     texts = [f"('{stored.custom_op}', '{runner}', {stored.profile}, {extras})" for runner, extras in stored.runners]
     if not 0 <= stored.winner < len(texts) or texts[stored.winner] not in entries:
-        raise FormatError(f"a lookup of {stored.custom_op[:80]} has no entry for its winner", source=source)
-    won = entries[texts[stored.winner]].key  # its op and profile were checked when the entry was read
-    if stored.custom_op != won.custom_op:
-        raise FormatError(f"a lookup of {stored.custom_op[:80]} names another op than its winner", source=source)
+        raise FormatError(f"a lookup of {stored.custom_op[:80]} has no entry for its winner", "tell the publisher")
+    won = entries[texts[stored.winner]].key
+    # The entry's key was parsed. If op, runner and extras are its own, so is the profile between them.
+    runner, extras = stored.runners[stored.winner]
+    if (stored.custom_op, runner, parse_extras(extras)) != (won.custom_op, won.runner, won.extras):
+        raise FormatError(
+            f"a lookup of {stored.custom_op[:80]} is not what its winner's key says", "tell the publisher"
+        )
+    for runner, _ in stored.runners:
+        if not runner or not runner.isprintable() or "'" in runner or "\\" in runner:
+            raise FormatError(
+                f"a lookup of {stored.custom_op[:80]} has {runner[:80]!r} for a runner class", "tell the publisher"
+            )
     keys = tuple(
         won if index == stored.winner else Key(won.custom_op, runner, won.profile, parse_extras(extras), texts[index])
         for index, (runner, extras) in enumerate(stored.runners)

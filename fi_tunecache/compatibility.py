@@ -7,40 +7,18 @@ both, and a fact that is undetermined equals nothing.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable
 
 from msgspec import Struct
 
 from .entry import Lookup
 from .environment import FACTS, Environment
-from .errors import UsageError
 from .manifest import BundleRow
+from .match_level import MatchLevel
 from .measurement_policy import MeasurementPolicy
 from .runner_families import ALWAYS, family_of
 
-__all__ = ["FactDifference", "MatchLevel", "PolicyDifference", "Yanked", "differences", "must_facts", "rejection"]
-
-
-class MatchLevel(str, enum.Enum):
-    """How much of the environment must be equal."""
-
-    EXACT = "exact"
-    COMPATIBLE = "compatible"
-
-    @classmethod
-    def parse(cls, text: str) -> MatchLevel:
-        try:
-            return cls(text)
-        except ValueError:
-            raise UsageError(f"match level {text[:40]!r} is not known", "use exact or compatible") from None
-
-    @property
-    def other(self) -> MatchLevel:
-        return MatchLevel.COMPATIBLE if self is MatchLevel.EXACT else MatchLevel.EXACT
-
-    def __str__(self) -> str:
-        return self.value
+__all__ = ["FactDifference", "PolicyDifference", "Yanked", "differences", "must_facts", "rejection"]
 
 
 class FactDifference(Struct, frozen=True, tag="fact"):

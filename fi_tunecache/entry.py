@@ -53,7 +53,9 @@ class Entry(Struct, frozen=True):
     def time_ms(self) -> float | None:
         """The winner's recorded time in milliseconds, if there is one."""
         time = (self.selection or {}).get("time_ms")
-        return float(time) if type(time) in (int, float) and math.isfinite(time) and time > 0 else None
+        if isinstance(time, bool) or not isinstance(time, (int, float)):
+            return None
+        return float(time) if math.isfinite(time) and time > 0 else None
 
 
 class LegacyEntry(Struct, frozen=True):

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from msgspec import Struct
 
 from .device import Device
-from .errors import FormatError, HardwareError
+from .errors import FormatError, HardwareError, UsageError
 
 __all__ = ["FACTS", "Environment", "reduce_fingerprint"]
 
@@ -31,6 +30,7 @@ FACTS = (
 _UNDETERMINED = (None, "unknown", "None", "0.0.0+unknown")
 """FlashInfer's ``_INDETERMINATE_META_VALUES``, and what its version is in a bare source tree."""
 
+_FACT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _MAX_FACT = 4096
 _MAX_EXTRA_FACTS = 32
 
@@ -55,32 +55,38 @@ class Environment(Struct, frozen=True, kw_only=True):
     def from_metadata(cls, metadata: object, source: str = "") -> Environment:
         """Read what FlashInfer writes as ``_metadata``, or ``env --json``.
 
-        Fields that are not facts (objects, such as ours) are passed over.
+        Objects and lists under other names than a fact's (such as our own) are passed over.
 
         Raises
         ------
         FormatError
-            Not an object, a fact that is not a string, or the wildcard ``*`` (which FlashInfer
-            accepts everywhere, so nobody can say where it was tuned).
+            Not an object, a fact that is not a line of text, a name that can't be a fact's, or the
+            wildcard ``*`` (which FlashInfer accepts everywhere, so nobody can say where it was tuned).
         """
         if not isinstance(metadata, Mapping):
-            raise FormatError(f"metadata is a {type(metadata).__name__}, not an object", source=source)
+            raise FormatError(f"metadata is a {type(metadata).__name__}, not an object", "tune again", source=source)
         facts: dict[str, str | None] = {}
         other: list[tuple[str, str]] = []
         for name, value in metadata.items():
-            if isinstance(value, (Mapping, list)):
+            if name not in FACTS and isinstance(value, (Mapping, list)):
                 continue
+            if not _FACT_NAME.fullmatch(name):
+                raise FormatError(f"{name[:80]!r} can't be the name of a fact", "remove it", source=source)
+            if value is not None and not isinstance(value, str):
+                raise FormatError(f"{name} is a {type(value).__name__}, not a string", "tune again", source=source)
             if value == "*":
                 raise FormatError(f"{name} is the wildcard '*'", "tune again; a wildcard says nothing", source=source)
-            if value is not None and (not isinstance(value, str) or len(value) > _MAX_FACT or not value.isprintable()):
-                raise FormatError(f"{name} is not a fact: {str(value)[:80]!r}", source=source)
+            if value is not None and (len(value) > _MAX_FACT or not value.isprintable()):
+                raise FormatError(f"{name} is not a fact: {value[:80]!r}", "tune again", source=source)
             known = None if value in _UNDETERMINED or not value.strip() else value
             if name in FACTS:
                 facts[name] = known
             elif known is not None:
                 other.append((name, known))
         if len(other) > _MAX_EXTRA_FACTS:
-            raise FormatError(f"metadata has {len(other)} facts that are not known", source=source)
+            raise FormatError(
+                f"metadata has {len(other)} facts that are not known", "upgrade fi-tunecache", source=source
+            )
         return cls(**facts, other=tuple(sorted(other)))
 
     def names(self) -> tuple[str, ...]:
@@ -128,15 +134,14 @@ class Environment(Struct, frozen=True, kw_only=True):
         return Device(self.gpu)
 
     def with_facts(self, facts: Mapping[str, str]) -> Environment:
-        """A copy with single facts replaced. Raises FormatError for a name that is not a fact's."""
+        """A copy with single facts replaced. Raises UsageError for a name or a value that is not a fact's."""
         for name in facts:
             if name not in FACTS:
-                raise FormatError(f"{name!r} is not a fact", f"the facts are {', '.join(FACTS)}")
-        merged: dict[str, Any] = {**self.metadata(), **facts}
-        return Environment.from_metadata(merged)
-
-
-_DSL_PACKAGE = re.compile(r"(nvidia[-_]cutlass[-_]dsl[\w.-]*)==([^:;]+)(?::[0-9a-f]+)?", re.IGNORECASE)
+                raise UsageError(f"{name[:80]!r} is not a fact", f"the facts are {', '.join(FACTS)}")
+        try:
+            return Environment.from_metadata({**self.metadata(), **facts})
+        except FormatError as error:
+            raise UsageError(error.problem, "give the fact as FlashInfer prints it") from None
 
 
 def reduce_fingerprint(fingerprint: str) -> str:
@@ -145,11 +150,13 @@ def reduce_fingerprint(fingerprint: str) -> str:
     Up to 0.7.2.post1 the fingerprint is such a list; 0.7.4 adds Python's ABI, torch, TVM-FFI and
     a hash of each package's installed-file record, which holds the virtual environment's path
     (``flashinfer/jit/cute_dsl_core.py``, ``_get_cute_dsl_version``). None of that says which
-    kernels the stack compiles. ``none`` where no such package is installed.
+    kernels the stack compiles. ``none`` where other packages are listed and none of these; what is
+    no list of packages stays as it is, so that a form that we do not know equals only itself.
     """
-    packages = {
-        f"{match[1].lower().replace('_', '-')}=={match[2]}"
-        for part in fingerprint.split(";")
-        if (match := _DSL_PACKAGE.fullmatch(part))
-    }
-    return ";".join(sorted(packages)) or "none"
+    packages = set()
+    for part in fingerprint.split(";"):
+        name, _, release = part.partition("==")
+        name = name.lower().replace("_", "-")
+        if name.startswith("nvidia-cutlass-dsl"):
+            packages.add(f"{name}=={release.partition(':')[0]}")
+    return ";".join(sorted(packages)) or ("none" if "==" in fingerprint else fingerprint)

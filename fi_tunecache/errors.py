@@ -30,6 +30,8 @@ __all__ = [
     "UsageError",
 ]
 
+_MAX_LINE = 2000
+
 
 class FiTuneCacheError(Exception):
     """Base of all errors of this package.
@@ -45,9 +47,9 @@ class FiTuneCacheError(Exception):
     exit_code: ClassVar[int] = 2
 
     def __init__(self, problem: str, next_step: str = "") -> None:
-        super().__init__(problem)
         self.problem = _one_line(problem)
         self.next_step = _one_line(next_step)
+        super().__init__(self.problem)
 
     def __str__(self) -> str:
         return f"{self.problem}; {self.next_step}" if self.next_step else self.problem
@@ -65,8 +67,10 @@ def _restore(cls: type[FiTuneCacheError], attributes: dict[str, Any]) -> FiTuneC
 
 
 def _one_line(text: str) -> str:
-    """Names of files and facts come from outside: keep them from breaking the line or the terminal."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
+    """Names of files and facts come from outside: keep them from breaking the line, the terminal or the log."""
+    line = " ".join(text[: 2 * _MAX_LINE].split())
+    line = line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
 
 
 class UsageError(FiTuneCacheError, ValueError):

@@ -102,7 +102,7 @@ def read_cache_file(data: bytes, *, source: str = "") -> CacheFile:
             try:
                 runner, tactic, policy, selection = _read_value(value, policies)
             except FormatError as error:
-                raise FormatError(f"{error.problem}, at {text[:120]}", error.next_step) from None
+                raise FormatError(f"{error.problem}, at {text[:120]}", error.next_step or "remove the entry") from None
             try:
                 key = Key.parse(text)
             except FormatError:

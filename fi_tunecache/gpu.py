@@ -15,7 +15,15 @@ from msgspec import Struct
 
 from .errors import HardwareError
 
-__all__ = ["CudaDevice", "InstalledGpu", "MigInstance", "gpu_name", "read_installed_gpus", "visible_gpus"]
+__all__ = [
+    "CudaDevice",
+    "InstalledGpu",
+    "MigInstance",
+    "gpu_name",
+    "read_installed_gpus",
+    "usable_gpus",
+    "visible_gpus",
+]
 
 _WITHOUT_GPU = "name one with --device 'NVIDIA H200', or bring all facts with --environment FILE or --like"
 _INDEX = re.compile(r"\s*([+-]?[0-9]+)")
@@ -94,8 +102,10 @@ def visible_gpus(
     return tuple(chosen)
 
 
-def gpu_name(installed: Sequence[InstalledGpu] | str, environ: Mapping[str, str], gpu_index: int | None = None) -> str:
-    """The one name of the GPUs that this process may use.
+def usable_gpus(
+    installed: Sequence[InstalledGpu] | str, environ: Mapping[str, str], gpu_index: int | None = None
+) -> tuple[CudaDevice, ...]:
+    """The devices that this process may use; none where there is no GPU, which is no error here.
 
     Parameters
     ----------
@@ -109,30 +119,42 @@ def gpu_name(installed: Sequence[InstalledGpu] | str, environ: Mapping[str, str]
     Raises
     ------
     HardwareError
-        There is no GPU, or there are several of different names.
+        There are GPUs, but none with that index, or it is open which ones an index means.
     """
     if isinstance(installed, str):
-        raise HardwareError(f"no GPU was found: {installed}", _WITHOUT_GPU)
-    if not installed:
-        raise HardwareError("no GPU was found: the NVIDIA driver lists none", _WITHOUT_GPU)
-    order, visible = environ.get("CUDA_DEVICE_ORDER"), environ.get("CUDA_VISIBLE_DEVICES")
+        return ()
     if gpu_index is None:
-        devices = visible_gpus(installed, visible, order)
-        hidden = "" if visible is None else f" to this process, CUDA_VISIBLE_DEVICES={visible!r}"
-        next_step = "pick one with --gpu INDEX"
-    else:
-        gpus = [gpu for gpu in installed if gpu.index == gpu_index]
-        if not gpus:
-            raise HardwareError(f"there is no GPU {gpu_index}", f"the GPUs are {_listing(installed)}")
-        devices = _devices(gpus)
-        hidden = f" on GPU {gpu_index}, which is in MIG mode without an instance"
-        next_step = "leave --gpu out and name one instance in CUDA_VISIBLE_DEVICES=MIG-UUID"
+        return visible_gpus(installed, environ.get("CUDA_VISIBLE_DEVICES"), environ.get("CUDA_DEVICE_ORDER"))
+    gpus = [gpu for gpu in installed if gpu.index == gpu_index]
+    if installed and not gpus:
+        raise HardwareError(f"there is no GPU {gpu_index}", f"the GPUs are {_listing(installed)}")
+    return _devices(gpus)
+
+
+def gpu_name(installed: Sequence[InstalledGpu] | str, environ: Mapping[str, str], gpu_index: int | None = None) -> str:
+    """The one name of the devices that :func:`usable_gpus` finds.
+
+    Raises
+    ------
+    HardwareError
+        As there; and if there is no GPU, or several of different names.
+    """
+    devices = usable_gpus(installed, environ, gpu_index)
     names = _names(devices)
-    if not names:
-        raise HardwareError(f"no GPU is visible{hidden}; installed: {_listing(installed)}", _WITHOUT_GPU)
     if len(names) > 1:
-        raise HardwareError(f"several GPUs of different names are visible: {_listing(devices)}", next_step)
-    return names[0]
+        next_step = "pick one with --gpu INDEX"
+        if gpu_index is not None:
+            next_step = "leave --gpu out and name one MIG instance in CUDA_VISIBLE_DEVICES"
+        raise HardwareError(f"there are several GPUs of different names: {_listing(devices)}", next_step)
+    if names:
+        return names[0]
+    if isinstance(installed, str) or not installed:
+        problem = f"no GPU was found: {installed or 'the NVIDIA driver lists none'}"
+    elif gpu_index is not None or environ.get("CUDA_VISIBLE_DEVICES") is None:
+        problem = f"no GPU can be used: in MIG mode without an instance are {_listing(installed)}"
+    else:
+        problem = f"CUDA_VISIBLE_DEVICES={environ['CUDA_VISIBLE_DEVICES']!r} shows none of {_listing(installed)}"
+    raise HardwareError(problem, _WITHOUT_GPU)
 
 
 def _devices(gpus: Iterable[InstalledGpu]) -> tuple[CudaDevice, ...]:

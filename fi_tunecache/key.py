@@ -173,10 +173,10 @@ def _literal(node: ast.expr) -> Extra:
     if isinstance(node, ast.Constant) and isinstance(node.value, (type(None), bool, int, float, str)):
         value = node.value
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        operand = _literal(node.operand)
-        if type(operand) not in (int, float):
+        number = node.operand.value if isinstance(node.operand, ast.Constant) else None
+        if not isinstance(number, (int, float)) or isinstance(number, bool):
             raise ValueError("a minus sign before something else than a number")
-        value = -operand  # type: ignore[operator]
+        value = -number
     elif isinstance(node, ast.Tuple):
         return tuple(_literal(item) for item in node.elts)
     elif isinstance(node, ast.List):

@@ -14,9 +14,8 @@ from msgspec import Struct
 
 from .errors import HardwareError
 
-__all__ = ["Loader", "file_version", "parse_cache", "read_loader"]
+__all__ = ["Loader", "file_version", "parse_cache", "read_cache", "read_loader"]
 
-_TIMEOUT_S = 5
 _ABI = {"x86_64": "libc6,x86-64", "ppc64": "libc6,64bit", "s390x": "libc6,64bit"}
 """How ``ldconfig -p`` marks libraries of this machine's 64-bit ABI; elsewhere ``libc6`` (CPython's ctypes/util.py)."""
 
@@ -77,16 +76,17 @@ def read_loader(environ: Mapping[str, str], prefix: str = sys.base_prefix) -> Lo
     conda = [str(Path(prefix, "lib"))] if Path(prefix, "conda-meta").is_dir() else []
     named = environ.get("LD_LIBRARY_PATH", "")
     directories = [directory or "." for directory in re.split("[:;]", named)] if named else []
-    return Loader((*conda, *directories), _read_cache(environ))
-
-
-def _read_cache(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...] | str:
     ldconfig = shutil.which("ldconfig", path=os.pathsep.join(("/sbin", environ.get("PATH", os.defpath))))
+    return Loader((*conda, *directories), read_cache(ldconfig))
+
+
+def read_cache(ldconfig: str | None, timeout_s: float = 5) -> tuple[tuple[str, str], ...] | str:
+    """The loader's cache as ``ldconfig -p`` lists it, or one line why it can't be listed."""
     if ldconfig is None:
         return "there is no ldconfig"
     try:
         listed = subprocess.run(
-            [ldconfig, "-p"], env={"LC_ALL": "C"}, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S
+            [ldconfig, "-p"], env={"LC_ALL": "C"}, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)

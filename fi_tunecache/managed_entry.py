@@ -118,15 +118,16 @@ def read_entry(data: bytes, file_name: str, *, source: str = "") -> Entry | Prot
             decoded = decode_key_fields(fields)
             if not isinstance(decoded, tuple) or str(decoded) != text:
                 raise FormatError(f"key_fields name another key than {text[:120]}", "remove it")
+        mark = others.get(MARK)
         if text.startswith(f"('{_PROTOCOL}', "):
-            return _read_record(text, runner, tactic, others.get(MARK))
+            return _read_record(text, runner, tactic, mark)
         policy = others.get("profiling_policy")
         return Entry(
             key=Key.parse(text),
             runner=runner,
             tactic=read_tactic(tactic),
             policy=None if policy is None else read_policy(policy),
-            selection={MARK: others[MARK]} if MARK in others else None,
+            selection=None if mark is None else {MARK: mark},
         )
 
 

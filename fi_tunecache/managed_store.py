@@ -193,7 +193,7 @@ def read_entries(environment: StoreEnvironment) -> StoreContents:
         problems.append(f"{environment.path}: of {len(paths)} entries only {MAX_ENTRIES} are read")
     for path in paths[:MAX_ENTRIES]:
         try:
-            found = read_entry(_read_file(path, folder), path.name, source=str(path))
+            found = read_entry(_read_file(path, environment.path), path.name, source=str(path))
         except FormatError as error:
             problems.append(str(error))
             continue

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from .bundle import Bundle, Workload, bundle_file_name
-from .device import Device
+from .bundle import Bundle, Workload, bundle_file_name, check_date, check_texts
 from .environment import Environment
 from .errors import FormatError, UsageError
+from .flashinfer_json import MAX_ENTRIES
+from .folder import Folder
+from .json_document import decode_json, naming
 from .measurement_policy import MeasurementPolicy
+from .registry_tree import MAX_BUNDLE_BYTES, MAX_MANIFEST_BYTES
 
 __all__ = [
-    "MAX_BUNDLE_BYTES",
-    "MAX_MANIFEST_BYTES",
     "BundleRow",
-    "Folder",
     "Manifest",
     "RegistryDescriptor",
     "Yank",
@@ -31,51 +31,11 @@ __all__ = [
 ]
 
 REGISTRY_FORMAT = 1
-MAX_BUNDLE_BYTES = 64 * 1024 * 1024
-MAX_MANIFEST_BYTES = 16 * 1024 * 1024
 _MAX_ROWS = 10_000
+_MAX_NESTING = 8
 
-_VERSION = re.compile(r"[0-9A-Za-z](?:[0-9A-Za-z.+!_-]{0,62}[0-9A-Za-z])?")
-_SLUG = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _FILE = re.compile(r"[0-9a-f]{16}\.json")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-class Folder(Struct, frozen=True, order=True):
-    """Where the bundles of one FlashInfer version and one device lie: ``0.7.4/nvidia-h200``.
-
-    Both parts are checked, so a folder never leads out of a registry's tree.
-    """
-
-    version: str
-    slug: str
-
-    def __post_init__(self) -> None:
-        if not _VERSION.fullmatch(self.version) or ".." in self.version:
-            raise UsageError(f"{self.version[:80]!r} can't be the folder of a FlashInfer version")
-        if not _SLUG.fullmatch(self.slug):
-            raise UsageError(f"{self.slug[:80]!r} can't be the folder of a device")
-
-    @classmethod
-    def parse(cls, text: str) -> Folder:
-        """Read ``VERSION/DEVICE``; a device's true name is taken for its slug."""
-        version, separator, device = text.partition("/")
-        if not separator or not device:
-            raise UsageError(f"{text[:80]!r} does not name a version and a device", "write it like 0.7.4/nvidia-h200")
-        return cls(version, device if _SLUG.fullmatch(device) else Device(device).slug)
-
-    @classmethod
-    def of(cls, environment: Environment) -> Folder:
-        """The folder for an environment. Raises UsageError where FlashInfer's version is undetermined."""
-        if environment.flashinfer_version is None:
-            raise UsageError(
-                "FlashInfer's version is not known here",
-                "install flashinfer-python, or give it with --fact flashinfer_version=0.7.4",
-            )
-        return cls(environment.flashinfer_version, environment.device.slug)
-
-    def __str__(self) -> str:
-        return f"{self.version}/{self.slug}"
 
 
 class Yank(Struct, frozen=True):
@@ -84,12 +44,19 @@ class Yank(Struct, frozen=True):
     reason: str
     date: str
 
+    def __post_init__(self) -> None:
+        check_date(self.date)
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=10 * MAX_ENTRIES)]
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+
 
 class BundleRow(Struct, frozen=True, omit_defaults=True):
     """What a manifest says of one bundle: enough to decide whether it is worth fetching.
 
-    ``size`` is in bytes; ``entries`` counts them by custom op and runner class; ``benefit`` is the
-    measured time of ours over the default's by custom op, where it was measured.
+    ``size`` is in bytes, ``created`` a UTC date; ``entries`` counts them by custom op and runner
+    class; ``benefit`` is the measured time of ours over the default's by custom op, where it was measured.
     """
 
     file: str
@@ -97,12 +64,12 @@ class BundleRow(Struct, frozen=True, omit_defaults=True):
     size: int
     created: str
     environment: dict[str, str]
-    entries: dict[str, dict[str, int]]
+    entries: dict[str, dict[str, _Count]]
     policy: dict[str, str] = {}
-    lookups: int = 0
+    lookups: _Count = 0
     default_raced: bool | None = None
     tuning_seconds: float | None = None
-    benefit: dict[str, float] = {}
+    benefit: dict[str, _Positive] = {}
     workload: Workload | None = None
     yanked: Yank | None = None
 
@@ -113,6 +80,7 @@ class BundleRow(Struct, frozen=True, omit_defaults=True):
             raise FormatError(f"{self.file}: its name is not the start of its sha256")
         if not 0 < self.size <= MAX_BUNDLE_BYTES:
             raise FormatError(f"{self.file}: a size of {self.size} bytes is not between 1 and {MAX_BUNDLE_BYTES}")
+        check_date(self.created)
 
     @property
     def bundle_id(self) -> str:
@@ -121,7 +89,7 @@ class BundleRow(Struct, frozen=True, omit_defaults=True):
 
     @property
     def tuned_in(self) -> Environment:
-        return Environment.from_metadata(self.environment, source=self.file)
+        return Environment.from_metadata(self.environment)
 
     @property
     def measured_under(self) -> MeasurementPolicy:
@@ -148,26 +116,24 @@ class RegistryDescriptor(Struct, frozen=True, omit_defaults=True):
 
 
 class _Format(Struct, frozen=True):
-    format: int
+    format: Annotated[int, msgspec.Meta(ge=1)]
 
 
 _Read = TypeVar("_Read", Manifest, RegistryDescriptor)
 
 
 def _read(data: bytes, kind: type[_Read], source: str) -> _Read:
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise FormatError(f"{len(data)} bytes are more than {MAX_MANIFEST_BYTES}", source=source)
-    try:
-        found = msgspec.json.decode(data, type=_Format).format
-        if found > REGISTRY_FORMAT:
-            raise FormatError(
-                f"registry format {found} is newer than {REGISTRY_FORMAT}", "upgrade fi-tunecache", source=source
-            )
-        return msgspec.json.decode(data, type=kind)
-    except FormatError as error:
-        raise error if error.source else FormatError(error.problem, error.next_step, source=source) from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise FormatError(f"not a {kind.__name__.lower()} ({error})", source=source) from None
+    document = decode_json(data, max_bytes=MAX_MANIFEST_BYTES, max_nesting=_MAX_NESTING, source=source)
+    with naming(source):
+        check_texts(document)
+        try:
+            found = msgspec.convert(document, _Format).format
+            if found > REGISTRY_FORMAT:
+                raise FormatError(f"registry format {found} is newer than {REGISTRY_FORMAT}", "upgrade fi-tunecache")
+            return msgspec.convert(document, kind)
+        except msgspec.ValidationError as error:
+            name = "manifest" if kind is Manifest else "registry descriptor"
+            raise FormatError(f"not a {name} ({error})", "tell the publisher") from None
 
 
 def read_descriptor(data: bytes, *, source: str = "registry.json") -> RegistryDescriptor:
@@ -183,16 +149,31 @@ def read_manifest(data: bytes, folder: Folder, *, source: str = "") -> Manifest:
     """
     source = source or f"{folder}/manifest.json"
     manifest = _read(data, Manifest, source)
-    if len(manifest.bundles) > _MAX_ROWS:
-        raise FormatError(f"{len(manifest.bundles)} bundles are more than {_MAX_ROWS}", source=source)
-    if len({row.file for row in manifest.bundles}) != len(manifest.bundles):
-        raise FormatError("a bundle is listed twice", source=source)
+    with naming(source):
+        if len(manifest.bundles) > _MAX_ROWS:
+            raise FormatError(f"{len(manifest.bundles)} bundles are more than {_MAX_ROWS}", "tell the publisher")
+        if len({row.file for row in manifest.bundles}) != len(manifest.bundles):
+            raise FormatError("a bundle is listed twice", "tell the publisher")
     for row in manifest.bundles:
-        environment = Environment.from_metadata(row.environment, source=f"{source}: {row.file}")
-        if environment.undetermined() or Folder.of(environment) != folder:
-            raise FormatError(f"{row.file} was not tuned with what its folder says", source=source)
-        MeasurementPolicy.from_fields(row.policy)
+        with naming(f"{source}: {row.file}"):
+            _check_row(row, folder)
     return manifest
+
+
+def _check_row(row: BundleRow, folder: Folder) -> None:
+    environment = row.tuned_in
+    if undetermined := environment.undetermined():
+        raise FormatError(f"names no {', '.join(undetermined)}", "tell the publisher")
+    try:
+        belongs = Folder.of(environment) == folder
+    except UsageError:  # a version or a GPU that no folder can have
+        belongs = False
+    if not belongs:
+        raise FormatError(
+            f"was tuned with flashinfer {environment.flashinfer_version} on {environment.gpu}, not for {folder}",
+            "tell the publisher",
+        )
+    MeasurementPolicy.from_fields(row.policy)
 
 
 def write_manifest(manifest: Manifest) -> bytes:

@@ -38,7 +38,9 @@ class MeasurementPolicy(Struct, frozen=True):
         """Check and freeze manifest fields. Raises FormatError for a field or value FlashInfer has not."""
         for name, value in fields.items():
             if value not in _FIELDS.get(name, ()):
-                raise FormatError(f"measurement policy: {name} = {str(value)[:80]!r} is not known")
+                raise FormatError(
+                    f"measurement policy: {name[:80]} = {str(value)[:80]!r} is not known", "upgrade fi-tunecache"
+                )
         return cls(tuple(sorted((name, str(value)) for name, value in fields.items())))
 
     @classmethod
@@ -54,6 +56,8 @@ class MeasurementPolicy(Struct, frozen=True):
     def __str__(self) -> str:
         if not self.fields:
             return "default"
+        if len(self.fields) == 1 and self.fields[0][0] == "measure_execution_mode":
+            return self.fields[0][1]
         return ", ".join(f"{name.removeprefix('measure_')}={value}" for name, value in self.fields)
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
 from .autotuner import collect_metadata
 from .environment import Environment
 from .errors import HardwareError
-from .gpu import InstalledGpu, gpu_name, read_installed_gpus
+from .gpu import InstalledGpu, gpu_name, read_installed_gpus, usable_gpus
 from .library_facts import cublas_version, cudnn_version
 from .loader import Loader, read_loader
 from .wheel_facts import (
@@ -28,7 +28,10 @@ from .wheel_facts import (
     flashinfer_version,
 )
 
-__all__ = ["Probe", "light_probe", "probe_environment"]
+__all__ = ["Probe", "ProbeMode", "light_probe", "probe_environment"]
+
+
+ProbeMode: TypeAlias = Literal["auto", "light", "full"]
 
 
 class Probe(Struct, frozen=True, kw_only=True):
@@ -40,9 +43,10 @@ class Probe(Struct, frozen=True, kw_only=True):
 
 
 def probe_environment(
-    mode: Literal["auto", "light", "full"] = "auto",
+    mode: ProbeMode = "auto",
     gpu_index: int | None = None,
     *,
+    need_gpu: bool = True,
     search_path: Sequence[str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Probe:
@@ -57,6 +61,8 @@ def probe_environment(
     gpu_index
         nvidia-smi's index of the GPU to name, among all installed; by default the one that
         ``CUDA_VISIBLE_DEVICES`` leaves visible.
+    need_gpu
+        False where the GPU's name is given: then none is looked for, and none can be ambiguous.
     search_path, environ
         By default ``sys.path`` and ``os.environ``. The full probe asks them about the GPU only.
 
@@ -68,14 +74,15 @@ def probe_environment(
     Raises
     ------
     HardwareError
-        ``gpu_index`` names no single GPU, or the full probe fails.
+        There are GPUs, but not one name: none has that index, those that are visible have
+        different names, or it is open which are visible. Or the full probe fails.
     FormatError
         FlashInfer's own function is missing or has another shape.
     """
     if mode == "light" or (mode == "auto" and "flashinfer.autotuner" not in sys.modules):
-        return light_probe(gpu_index, search_path=search_path, environ=environ)
+        return light_probe(gpu_index, need_gpu=need_gpu, search_path=search_path, environ=environ)
     environment = collect_metadata()
-    if gpu_index is not None:
+    if need_gpu and gpu_index is not None:
         name = gpu_name(read_installed_gpus(), os.environ if environ is None else environ, gpu_index)
         environment = environment.with_facts({"gpu": name})
     why = "FlashInfer itself can't determine it; give it, or bring all facts with --environment FILE or --like"
@@ -89,6 +96,7 @@ def probe_environment(
 def light_probe(
     gpu_index: int | None = None,
     *,
+    need_gpu: bool = True,
     search_path: Sequence[str] | None = None,
     environ: Mapping[str, str] | None = None,
     loader: Loader | None = None,
@@ -97,7 +105,7 @@ def light_probe(
     """Determine the environment from installed files, the loader's cache and NVML alone.
 
     What is not given is read from this machine: ``loader`` by ``ldconfig -p``, ``installed_gpus``
-    by NVML. Raises HardwareError if ``gpu_index`` is given and names no single GPU.
+    by NVML. The rest, and HardwareError, as in :func:`probe_environment`.
     """
     path = sys.path if search_path is None else search_path
     variables = os.environ if environ is None else environ
@@ -111,9 +119,6 @@ def light_probe(
             reasons[name] = str(error)
         return facts.get(name)
 
-    def read_gpu() -> str:
-        return gpu_name(read_installed_gpus() if installed_gpus is None else installed_gpus, variables, gpu_index)
-
     wheels = find_wheels(path)
     libraries = read_loader(variables) if loader is None else loader
     torch = find_package("torch", path)
@@ -123,10 +128,14 @@ def light_probe(
     read("cudnn_version", lambda: cudnn_version(wheels, libraries, cuda, torch))
     read("cudnn_frontend_version", lambda: cudnn_frontend_version(wheels))
     read("cutlass_dsl_version", lambda: cutlass_dsl_version(flashinfer, wheels))
-    if gpu_index is None:
-        read("gpu", read_gpu)
+    if need_gpu:
+        gpus = read_installed_gpus() if installed_gpus is None else installed_gpus
+        if gpu_index is None and not usable_gpus(gpus, variables):
+            read("gpu", lambda: gpu_name(gpus, variables))
+        else:
+            facts["gpu"] = gpu_name(gpus, variables, gpu_index)
     else:
-        facts["gpu"] = read_gpu()
+        reasons["gpu"] = "it was not looked for"
     environment = Environment.from_metadata(facts, source="the light probe")
     return Probe(
         environment=environment,

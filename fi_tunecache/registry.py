@@ -1,105 +1,16 @@
-"""A registry: a tree of manifests and bundles, read through one small protocol.
-
-A :class:`RegistryTree` only hands out bytes at one pinned revision. :class:`Registry` parses and
-checks them, so that hostile data is dealt with in one place whatever the tree is.
-"""
+"""A registry: a tree of manifests and bundles, whose data is checked before anyone sees it."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-import re
-from importlib import resources
-from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from .bundle import Bundle, read_bundle
-from .errors import FormatError, IntegrityError, RegistryError, UsageError
-from .manifest import (
-    MAX_MANIFEST_BYTES,
-    BundleRow,
-    Folder,
-    Manifest,
-    RegistryDescriptor,
-    read_descriptor,
-    read_manifest,
-)
+from .errors import FormatError, IntegrityError, RegistryError
+from .folder import Folder
+from .manifest import BundleRow, Manifest, RegistryDescriptor, read_descriptor, read_manifest
+from .registry_tree import DESCRIPTOR, MAX_MANIFEST_BYTES, RegistryTree, open_tree
 
-__all__ = ["EMBEDDED", "DirectoryTree", "Registry", "RegistryTree", "open_registry", "registry_names"]
-
-EMBEDDED = "embedded"
-_DESCRIPTOR = "registry.json"
-
-
-@runtime_checkable
-class RegistryTree(Protocol):
-    """Bytes of a registry at one revision. Paths use ``/`` and were checked by the caller."""
-
-    @property
-    def name(self) -> str:
-        """The registry as it was asked for, for messages."""
-
-    def revision(self, folder: Folder) -> str | None:
-        """What :meth:`read` serves for a folder, as short text; None if there is no such folder.
-
-        Two equal revisions serve equal bytes.
-        """
-
-    def folders(self) -> tuple[Folder, ...]:
-        """All folders, sorted by name; names that can't be a folder's are passed over."""
-
-    def read(self, path: str, limit: int) -> bytes | None:
-        """The bytes at a path, None if there are none.
-
-        Raises RegistryError if they can't be read, and IntegrityError if they are more than
-        ``limit`` bytes or lie outside the tree.
-        """
-
-
-class DirectoryTree:
-    """A registry in a directory. Symbolic links are followed only while they stay inside it."""
-
-    def __init__(self, root: Path, name: str | None = None) -> None:
-        self._root = root
-        self._name = name or str(root)
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    def revision(self, folder: Folder) -> str | None:
-        data = self.read(f"{folder}/manifest.json", MAX_MANIFEST_BYTES)
-        return None if data is None else hashlib.sha256(data).hexdigest()[:16]
-
-    def folders(self) -> tuple[Folder, ...]:
-        found = []
-        try:
-            for manifest in self._root.glob("*/*/manifest.json"):
-                try:
-                    found.append(Folder(manifest.parent.parent.name, manifest.parent.name))
-                except UsageError:
-                    continue  # not ours: a registry may lie in a folder with other things
-        except OSError as error:
-            raise RegistryError(f"{self._name}: can't be listed ({error.strerror})", "check its permissions") from error
-        return tuple(sorted(found))
-
-    def read(self, path: str, limit: int) -> bytes | None:
-        try:
-            root = self._root.resolve(strict=True)
-            file = (root / path).resolve(strict=True)
-            if not file.is_relative_to(root):
-                raise IntegrityError(f"{path} leads out of the registry", "remove the link", source=self._name)
-            with file.open("rb") as stream:
-                data = stream.read(limit + 1)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            if isinstance(error, (IntegrityError, RegistryError)):
-                raise
-            raise RegistryError(f"{self._name}/{path} can't be read ({error.strerror})", "check it") from error
-        if len(data) > limit:
-            raise IntegrityError(f"{path} has more than {limit} bytes", "it can't be used", source=self._name)
-        return data
+__all__ = ["Registry", "check_bundle_bytes", "open_registry"]
 
 
 class Registry:
@@ -122,10 +33,10 @@ class Registry:
 
     def descriptor(self) -> RegistryDescriptor:
         """``registry.json``. Raises RegistryError where there is none: this is not a registry."""
-        data = self._tree.read(_DESCRIPTOR, MAX_MANIFEST_BYTES)
+        data = self._tree.read(DESCRIPTOR, MAX_MANIFEST_BYTES)
         if data is None:
-            raise RegistryError(f"{self.name} is not a registry: it has no {_DESCRIPTOR}", "check the name or path")
-        return read_descriptor(data, source=f"{self.name}/{_DESCRIPTOR}")
+            raise RegistryError(f"{self.name} is not a registry: it has no {DESCRIPTOR}", "check the name or path")
+        return read_descriptor(data, source=f"{self.name}/{DESCRIPTOR}")
 
     def manifest(self, folder: Folder) -> Manifest:
         """The manifest of a folder; empty if there is no such folder.
@@ -180,32 +91,6 @@ def check_bundle_bytes(data: bytes, row: BundleRow, source: str) -> None:
         )
 
 
-def registry_names(given: tuple[str, ...], environ: dict[str, str] | os._Environ[str]) -> tuple[str, ...]:
-    """The registries in use, in order of precedence: given ones, else ``FI_TUNECACHE_REGISTRY``
-    (separated by commas or spaces), else the embedded one."""
-    named = given or tuple(filter(None, re.split(r"[,\s]+", environ.get("FI_TUNECACHE_REGISTRY", ""))))
-    return tuple(dict.fromkeys(named)) or (EMBEDDED,)
-
-
 def open_registry(name: str) -> Registry:
-    """Open a registry by name: ``embedded``, or a path (``/…``, ``./…``, ``../…``, ``~/…``).
-
-    Does not read anything but the descriptor.
-
-    Raises
-    ------
-    UsageError
-        For any other name, among them a bare word: it could be a folder here or a name on a hub.
-    RegistryError
-        If there is no registry at the path.
-    """
-    if name == EMBEDDED:
-        with resources.as_file(resources.files("fi_tunecache.manifests")) as root:
-            return Registry(DirectoryTree(root, EMBEDDED))
-    if name.startswith(("/", "./", "../", "~/")) or name in (".", ".."):
-        registry = Registry(DirectoryTree(Path(name).expanduser(), name))
-        registry.descriptor()
-        return registry
-    raise UsageError(
-        f"{name[:80]!r} is not the name of a registry", "use 'embedded' or a path that starts with / or ./"
-    )
+    """The registry of that name; see :func:`~fi_tunecache.registry_tree.open_tree`."""
+    return Registry(open_tree(name))

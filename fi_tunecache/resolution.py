@@ -24,7 +24,6 @@ from msgspec import Struct
 from .bundle import Bundle
 from .compatibility import (
     FactDifference,
-    MatchLevel,
     PolicyDifference,
     Yanked,
     differences,
@@ -35,6 +34,7 @@ from .entry import Entry, Lookup
 from .environment import Environment
 from .key import Key
 from .manifest import BundleRow
+from .match_level import MatchLevel
 from .measurement_policy import DEFAULT_POLICY, MeasurementPolicy
 from .runner_families import is_never_taken
 
@@ -111,13 +111,14 @@ class Judgement(Struct, frozen=True):
 class Verdict(Struct, frozen=True):
     """The outcome for one candidate bundle, one line.
 
-    ``taken`` is the number of entries it provides, ``elsewhere`` of those that a better bundle
-    provides. ``differing`` facts of a bundle that is used concern performance only, or not its runners.
+    ``taken`` is the number of entries it provides, ``elsewhere`` of those for whose key another
+    bundle does; the others are dropped, each in one :class:`Dropped` line. ``differing`` facts of a
+    bundle that is used concern performance only, or not the runners that are taken.
     """
 
     registry: str
     bundle_id: str
-    folder_environment: Environment
+    tuned_in: Environment
     entries: int
     taken: int
     elsewhere: int
@@ -131,7 +132,7 @@ class Verdict(Struct, frozen=True):
             )
         line = f"bundle {self.bundle_id}: {self.taken} of {self.entries} entries"
         if self.elsewhere:
-            line += f", {self.elsewhere} more provided by a better bundle"
+            line += f", {self.elsewhere} provided by another bundle"
         if self.differing:
             line += f" (differs in {'; '.join(map(str, self.differing))})"
         return line
@@ -253,29 +254,28 @@ def choose(
             refused += unusable + invalid
 
     providers: dict[tuple[str, ...], _Group] = {}
-    elsewhere: dict[str, int] = {}
     for group in offered:
-        if providers.setdefault(group.texts, group) is not group:
-            elsewhere[group.bundle_id] = elsewhere.get(group.bundle_id, 0) + 1
+        providers.setdefault(group.texts, group)
     served, conflicts = _consistent(
         list(providers.values()), [item.group for item in refused if item.group.texts not in providers]
     )
-    refused += conflicts
-
     chosen: dict[str, Chosen] = {}
     for group in served:
         chosen.setdefault(group.entry.key.text, Chosen(group.entry, group.bundle_id))
-    taken: dict[str, int] = {}
-    for item in chosen.values():
-        taken[item.bundle_id] = taken.get(item.bundle_id, 0) + 1
+    # What goes for the bundle that was to provide a lookup goes for the others that could have.
+    lost = {item.group.texts: item for item in conflicts}
+    for group in offered:
+        if group.texts in lost:
+            refused.append(_Refused(group, lost[group.texts].cause, lost[group.texts].rivals))
+
     return Resolution(
         environment=environment,
         level=level,
         policy=policy,
         chosen=dict(sorted(chosen.items())),
         lookups=tuple(group.lookup for group in served if group.recorded),
-        verdicts=tuple(_verdict(judgement, taken, elsewhere) for judgement in judged),
-        dropped=_summarise(refused),
+        verdicts=tuple(_verdict(judgement, chosen) for judgement in judged),
+        dropped=_summarise(refused, chosen),
     )
 
 
@@ -401,24 +401,35 @@ def _consistent(groups: list[_Group], unserved: list[_Group]) -> tuple[list[_Gro
     return list(served.values()), refused
 
 
-def _verdict(judgement: Judgement, taken: Mapping[str, int], elsewhere: Mapping[str, int]) -> Verdict:
-    row = judgement.candidate.row
+def _verdict(judgement: Judgement, chosen: Mapping[str, Chosen]) -> Verdict:
+    row, bundle = judgement.candidate.row, judgement.candidate.bundle
+    provider = [chosen[text].bundle_id for text in (bundle.entries if bundle else ()) if text in chosen]
+    taken = 0 if judgement.rejected else provider.count(row.bundle_id)
     return Verdict(
         registry=judgement.candidate.registry,
         bundle_id=row.bundle_id,
-        folder_environment=row.tuned_in,
+        tuned_in=row.tuned_in,
         entries=row.entry_count,
-        taken=taken.get(row.bundle_id, 0),
-        elsewhere=elsewhere.get(row.bundle_id, 0),
+        taken=taken,
+        elsewhere=0 if judgement.rejected else len(provider) - taken,
         differing=judgement.differing,
         rejected=judgement.rejected,
     )
 
 
-def _summarise(refused: Iterable[_Refused]) -> tuple[Dropped, ...]:
-    """Groups dropped for one cause become one line, in the order in which they were met."""
-    counts: dict[tuple[str, Cause, str, str, tuple[str, ...]], int] = {}
+def _summarise(refused: Iterable[_Refused], chosen: Mapping[str, Chosen]) -> tuple[Dropped, ...]:
+    """Entries dropped for one cause become one line, in the order in which they were met.
+
+    An entry counts once, with its first cause, and not where another lookup or bundle brought an
+    answer for its key after all.
+    """
+    causes: dict[tuple[str, str], _Refused] = {}
     for item in refused:
+        text = item.group.entry.key.text
+        if text not in chosen:
+            causes.setdefault((item.group.bundle_id, text), item)
+    counts: dict[tuple[str, Cause, str, str, tuple[str, ...]], int] = {}
+    for item in causes.values():
         key: Key = item.group.entry.key
         line = (item.group.bundle_id, item.cause, key.custom_op, key.runner, item.rivals)
         counts[line] = counts.get(line, 0) + 1

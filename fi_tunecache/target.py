@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from msgspec import Struct
 
 from .environment import Environment
 from .errors import FormatError, UsageError
-from .manifest import BundleRow, Folder
-from .probe import Probe, ProbeMode, probe_environment
-from .registry import Registry
+from .folder import Folder
+
+if TYPE_CHECKING:  # each is imported where it is needed: facts may come from elsewhere
+    from .manifest import BundleRow
+    from .probe import Probe
 
 __all__ = ["Target", "TargetOptions", "find_target"]
 
@@ -30,7 +33,7 @@ class TargetOptions(Struct, frozen=True, kw_only=True):
     like: str | None = None
     facts: Mapping[str, str] = {}
     gpu_index: int | None = None
-    probe: ProbeMode = "auto"
+    probe: Literal["auto", "light", "full"] = "auto"
 
 
 class Target(Struct, frozen=True):
@@ -46,9 +49,7 @@ class Target(Struct, frozen=True):
     undetermined: tuple[tuple[str, str], ...] = ()
 
 
-def find_target(
-    options: TargetOptions, registries: Sequence[Callable[[], Registry]], say: Callable[[str], None]
-) -> Target:
+def find_target(options: TargetOptions, registries: Sequence[str], say: Callable[[str], None]) -> Target:
     """Put the environment together.
 
     Parameters
@@ -56,7 +57,7 @@ def find_target(
     options
         What was said.
     registries
-        How to open those in which ``like`` is looked up, in order; opened only for that.
+        Names of those in which ``like`` is looked up, in order; opened only for that.
     say
         Told, in one line, when the light probe does not suffice and FlashInfer itself is asked.
 
@@ -72,6 +73,8 @@ def find_target(
     given = {**options.facts, **({"gpu": options.device} if options.device else {})}
     if options.device is not None and options.gpu_index is not None:
         raise UsageError("--device and --gpu contradict each other", "name the GPU by one of them")
+    if options.gpu_index is not None and (options.environment_file is not None or options.like is not None):
+        raise UsageError("--gpu picks a GPU of this machine", "leave it out with --environment and --like")
     if options.environment_file is not None and options.like is not None:
         raise UsageError("--environment and --like contradict each other", "bring the facts by one of them")
     if options.environment_file is not None:
@@ -94,6 +97,8 @@ def find_target(
 
 
 def _probe(options: TargetOptions, given: frozenset[str], say: Callable[[str], None]) -> Probe:
+    from .probe import probe_environment
+
     probe = probe_environment(options.probe, options.gpu_index, need_gpu="gpu" not in given)
     missing = [fact for fact, _ in probe.undetermined if fact not in given]
     # Only a machine that has its GPU can tell more than the light probe already did.
@@ -122,14 +127,14 @@ def _read_environment(path: Path) -> Environment:
     return Environment.from_metadata(content, source=str(path))
 
 
-def _find_like(reference: str, registries: Sequence[Callable[[], Registry]]) -> tuple[Folder, BundleRow, str]:
+def _find_like(reference: str, registries: Sequence[str]) -> tuple[Folder, BundleRow, str]:
     version, _, rest = reference.partition("/")
     device, _, bundle = rest.partition("/")
     folder = Folder.parse(f"{version}/{device}")
-    names = []
-    for open_one in registries:
-        registry = open_one()
-        names.append(registry.name)
+    from .registry import open_registry
+
+    for name in registries:
+        registry = open_registry(name)
         rows = [
             row
             for row in registry.manifest(folder).bundles
@@ -138,6 +143,8 @@ def _find_like(reference: str, registries: Sequence[Callable[[], Registry]]) -> 
         if bundle and len(rows) > 1:
             raise UsageError(f"{bundle} is the start of {len(rows)} bundles of {folder}", "give more of its digits")
         if rows:
-            newest = max(rows, key=lambda row: row.created)
-            return folder, newest, registry.name
-    raise UsageError(f"no bundle {reference[:120]} in {', '.join(names)}", "see what there is with `fi-tunecache list`")
+            newest = max(reversed(rows), key=lambda row: row.created)  # of one day the last published
+            return folder, newest, name
+    raise UsageError(
+        f"no bundle {reference[:120]} in {', '.join(registries)}", "see what there is with `fi-tunecache list`"
+    )

@@ -39,26 +39,34 @@ class CachedFile(Struct, frozen=True):
 
 
 class UserCache:
-    """The cache below one directory. Nothing is created until something is stored."""
+    """The cache below one directory. Nothing is created until something is stored.
+
+    ``notices`` collects what went wrong and was dealt with, a line each, for whoever reports it.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.notices: list[str] = []
 
     @classmethod
     def locate(cls, environ: Mapping[str, str] = os.environ) -> UserCache:
         """``FI_TUNECACHE_DIR``, else ``fi-tunecache`` in the platform's cache directory.
 
-        Raises UsageError if the variable is set to something that is no absolute path.
+        Raises UsageError if the variable is set to something that is no absolute path, or is not
+        set and this user has no home.
         """
         directory = environ.get("FI_TUNECACHE_DIR")
         if directory:
-            root = Path(directory).expanduser()
-            if not root.is_absolute():
-                raise UsageError(f"FI_TUNECACHE_DIR={directory} is not an absolute path", "set it to one")
-            return cls(root)
-        import platformdirs  # costs a few milliseconds that a process with the variable set needs not pay
+            root = Path(os.path.expanduser(directory))
+            said = f"FI_TUNECACHE_DIR={directory}"
+        else:
+            import platformdirs  # costs a few milliseconds that a process with the variable set needs not pay
 
-        return cls(platformdirs.user_cache_path("fi-tunecache"))
+            root = platformdirs.user_cache_path("fi-tunecache")
+            said = f"the platform's cache directory, {root},"
+        if not root.is_absolute():
+            raise UsageError(f"{said} is not an absolute path", "set FI_TUNECACHE_DIR to one")
+        return cls(root)
 
     def selection_path(self, selection_id: str) -> Path:
         return self.root / "selections" / f"{selection_id}.json"
@@ -79,12 +87,16 @@ class UserCache:
             raise CacheError(f"{path} can't be read ({error.strerror})", "fix it or set FI_TUNECACHE_DIR") from error
 
     def read_bundle(self, sha256: str) -> bytes | None:
-        """A bundle's bytes, verified; None if it is not there. A damaged file is set aside, and is as if not there."""
+        """A bundle's bytes, verified; None if it is not there, can't be read, or was damaged (and is set aside)."""
         path = self.bundle_path(sha256)
-        data = self.read(path)
+        try:
+            data = self.read(path)
+        except CacheError as error:
+            self.notices.append(str(error))
+            return None
         if data is None or hashlib.sha256(data).hexdigest() == sha256:
             return data
-        self.set_aside(path)
+        self.set_aside(path, "its sha256 is not its name")
         return None
 
     def store(self, path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -94,17 +106,17 @@ class UserCache:
     def store_bundle(self, sha256: str, data: bytes) -> None:
         """Keep a verified bundle, read-only; does nothing where it is kept already."""
         path = self.bundle_path(sha256)
-        if not path.exists():
+        if not os.path.exists(path):
             self.store(path, data, mode=0o444)
 
-    def set_aside(self, path: Path) -> Path | None:
-        """Rename a damaged file so that it is never read again; None where that is not possible."""
-        aside = path.with_name(f"{path.name}.corrupt")
+    def set_aside(self, path: Path, problem: str) -> None:
+        """Rename a damaged file so that it is never read again, and take notice of it."""
         try:
-            path.replace(aside)
-        except OSError:
-            return None
-        return aside
+            path.replace(path.with_name(f"{path.name}.corrupt"))
+        except OSError as error:
+            self.notices.append(f"{path} is damaged ({problem}) and can't be set aside ({error.strerror})")
+        else:
+            self.notices.append(f"{path} was damaged ({problem}); it is set aside as {path.name}.corrupt")
 
     @contextlib.contextmanager
     def lock(self, name: str, timeout: float = LOCK_TIMEOUT) -> Iterator[bool]:
@@ -112,27 +124,28 @@ class UserCache:
         import filelock
 
         path = self.root / "locks" / f"{name}.lock"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(path, timeout=timeout)
-            lock.acquire()
-        except (OSError, filelock.Timeout):  # the work is done unlocked; storing will tell what is wrong
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            lock.release()
+        with contextlib.ExitStack() as held:
+            # Where it can't be had, the work is done unlocked; storing will tell what is wrong.
+            with contextlib.suppress(OSError, NotImplementedError, filelock.Timeout):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                held.enter_context(filelock.FileLock(path, timeout=timeout))
+                held.callback
+            yield bool(held)
 
     def files(self) -> list[CachedFile]:
         """All files of the cache, sorted by kind and name. Locks and temporary files are not listed."""
-        found = []
+        return [file for file in self._walk() if not is_temporary(file.path.name)]
+
+    def _walk(self) -> Iterator[CachedFile]:
         for kind in _KINDS[:-1]:
-            for path in sorted((self.root / kind).rglob("*")):
-                if path.is_file() and not path.is_symlink() and not is_temporary(path.name):
-                    status = path.stat()
-                    found.append(CachedFile(kind, path, status.st_size, status.st_mtime))
-        return found
+            for folder, subfolders, names in os.walk(self.root / kind):
+                subfolders.sort()
+                for name in sorted(names):
+                    path = Path(folder, name)
+                    with contextlib.suppress(FileNotFoundError):  # another process may remove it meanwhile
+                        status = path.lstat()
+                        if stat.S_ISREG(status.st_mode) and path.suffix != ".lock":
+                            yield CachedFile(kind, path, status.st_size, status.st_mtime)
 
     def prune(self, *, older_than: float, now: float | None = None) -> list[CachedFile]:
         """Remove files that were not changed for ``older_than`` seconds, and what a killed writer left.
@@ -140,13 +153,13 @@ class UserCache:
         Returns what was removed. Locks are never deleted: a process may hold one.
         """
         now = time.time() if now is None else now
-        removed = [file for file in self.files() if now - file.modified >= older_than]
-        for file in removed:
-            self._remove(file.path)
-        for kind in _KINDS[:-1]:
-            for path in (self.root / kind).rglob(".*.tmp"):
-                if is_temporary(path.name) and now - path.stat().st_mtime >= _STALE_SECONDS:
-                    self._remove(path)
+        removed = []
+        for file in list(self._walk()):
+            temporary = is_temporary(file.path.name)
+            if now - file.modified >= (_STALE_SECONDS if temporary else older_than):
+                self._remove(file.path)
+                if not temporary:
+                    removed.append(file)
         return removed
 
     def clear(self) -> list[CachedFile]:

@@ -10,7 +10,8 @@ from msgspec import Struct
 
 from .bundle import read_bundle
 from .errors import FiTuneCacheError, FormatError
-from .manifest import BundleRow, Folder, describe_bundle
+from .folder import Folder
+from .manifest import BundleRow, describe_bundle
 from .registry import Registry
 from .selection import read_selection
 from .source import read_source

@@ -12,9 +12,13 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from email import message_from_string
+from email.message import Message
 from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
+
+import msgspec
 
 from .errors import HardwareError
 
@@ -24,6 +28,7 @@ __all__ = [
     "cuda_version",
     "cudnn_frontend_version",
     "cutlass_dsl_version",
+    "dump_text",
     "find_package",
     "find_wheels",
     "flashinfer_version",
@@ -60,17 +65,23 @@ def find_wheels(search_path: Sequence[str]) -> tuple[Wheel, ...]:
     wheels = []
     for name in sorted(filter(_OF_INTEREST.fullmatch, names)):
         for distribution in distributions(name=name, path=list(search_path)):
-            metadata = distribution.metadata
-            if "Name" in metadata:
-                requires = tuple(metadata.get_all("Requires-Dist") or ())
+            metadata = _read_headers(distribution)
+            if metadata["Name"] is not None:
+                requires = tuple(metadata.get_all("Requires-Dist", ()))
                 wheels.append(Wheel(name, metadata["Name"], metadata["Version"], requires, distribution))
     return tuple(wheels)
 
 
+def _read_headers(distribution: Distribution) -> Message:
+    """``distribution.metadata`` without the long description, which takes most of the time."""
+    texts = map(distribution.read_text, ("METADATA", "PKG-INFO", ""))
+    return message_from_string(next(filter(None, texts), "").partition("\n\n")[0])
+
+
 def _folders(search_path: Sequence[str]) -> Iterator[str]:
     for entry in search_path:
-        with suppress(OSError):
-            yield from (name for name in os.listdir(entry or ".") if name.endswith((".dist-info", ".egg-info")))
+        with suppress(OSError), os.scandir(entry or ".") as children:
+            yield from (child.name for child in children if child.name.endswith((".dist-info", ".egg-info")))
 
 
 def normalize(name: str) -> str:
@@ -178,10 +189,17 @@ def _records(wheels: Sequence[Wheel]) -> str:
     for wheel in wheels:
         name = wheel.name.lower().replace("_", "-")
         if name in ("torch", "apache-tvm-ffi") or name.startswith("nvidia-cutlass-dsl"):
-            read = wheel.distribution.read_text
-            digest = hashlib.sha256(json.dumps([read("RECORD"), read("direct_url.json")]).encode()).hexdigest()
-            stack.append(f"{name}=={wheel.version}:{digest}")
+            digest = hashlib.sha256(b"[" + dump_text(wheel.distribution.read_text("RECORD")))
+            digest.update(b", " + dump_text(wheel.distribution.read_text("direct_url.json")) + b"]")
+            stack.append(f"{name}=={wheel.version}:{digest.hexdigest()}")
     return ";".join([str(sys.implementation.cache_tag), str(sysconfig.get_config_var("SOABI")), *sorted(stack)])
+
+
+def dump_text(text: str | None) -> bytes:
+    """``json.dumps(text)``, five times as fast for the megabyte of torch's RECORD."""
+    if text is None or not text.isascii() or "\x7f" in text:
+        return json.dumps(text).encode()
+    return msgspec.json.encode(text)
 
 
 FINGERPRINTS: Mapping[str, Callable[[Sequence[Wheel]], str]] = {

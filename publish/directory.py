@@ -10,16 +10,17 @@ import msgspec
 from fi_tunecache.atomic_file import write_atomic
 from fi_tunecache.bundle import Bundle, read_bundle, write_bundle
 from fi_tunecache.errors import UsageError
+from fi_tunecache.folder import Folder
 from fi_tunecache.manifest import (
     BundleRow,
-    Folder,
     Manifest,
     RegistryDescriptor,
     describe_bundle,
     write_descriptor,
     write_manifest,
 )
-from fi_tunecache.registry import DirectoryTree, Registry
+from fi_tunecache.registry import Registry
+from fi_tunecache.registry_tree import DirectoryTree
 
 __all__ = ["add_bundles"]
 

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted; nothing was half-written", 130)
     except BrokenPipeError:  # the reader has what it wanted: `fi-tunecache list | head`
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return 0
     return result if isinstance(result, int) else 0
 

@@ -95,4 +95,5 @@ def _what(cache: UserCache, file: CachedFile) -> str:
         selection = read_selection(cache.read(file.path) or b"")
     except FormatError:
         return "damaged"
-    return f"{plural(selection.entries, 'entry', 'entries')}, {selection.level}, {', '.join(n for n, _ in selection.registries)}"
+    names = ", ".join(name for name, _ in selection.registries)
+    return f"{plural(selection.entries, 'entry', 'entries')}, {selection.level}, {names}"

@@ -69,7 +69,7 @@ def _summary_row(summary: RunnerSummary) -> tuple[object, ...]:
     times = (
         ""
         if summary.fastest_ms is None
-        else f"{summary.fastest_ms * 1000:.1f}–{(summary.slowest_ms or 0) * 1000:.1f} µs"
+        else f"{summary.fastest_ms * 1000:.1f} to {(summary.slowest_ms or 0) * 1000:.1f} µs"
     )
     return (
         summary.custom_op,
@@ -106,7 +106,7 @@ def _print_comparison(comparison: Comparison, first: Path, second: Path, most: i
 
 
 def _time(entry: Entry) -> str:
-    return "–" if entry.time_ms is None else f"{entry.time_ms * 1000:.1f} µs"
+    return "not recorded" if entry.time_ms is None else f"{entry.time_ms * 1000:.1f} µs"
 
 
 def _source_builtins(source: Source) -> dict[str, Any]:

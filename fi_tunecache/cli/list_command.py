@@ -8,8 +8,10 @@ from typing import Any
 import click
 import msgspec
 
-from ..manifest import BundleRow, Folder
-from ..registry import open_registry, registry_names
+from ..folder import Folder
+from ..manifest import BundleRow
+from ..registry import open_registry
+from ..registry_tree import registry_names
 from .options import as_json, registry_option
 from .output import plural, print_json, print_table
 

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
-from ..compatibility import MatchLevel
 from ..errors import UsageError
+from ..match_level import MatchLevel
 from ..measurement_policy import EXECUTION_MODES, MeasurementPolicy
-from ..registry import Registry, open_registry, registry_names
+from ..registry_tree import registry_names
 from ..selection import Request
 from ..target import Target, TargetOptions, find_target
 
@@ -112,10 +112,7 @@ def target_from(arguments: Mapping[str, Any]) -> Target:
         probe=arguments["probe"],
     )
 
-    def opener(name: str) -> Callable[[], Registry]:
-        return lambda: open_registry(name)
-
-    return find_target(options, [opener(name) for name in registry_names(arguments["registries"], os.environ)], note)
+    return find_target(options, registry_names(arguments["registries"], os.environ), note)
 
 
 def request_from(target: Target, arguments: Mapping[str, Any]) -> Request:

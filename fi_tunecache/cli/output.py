@@ -8,7 +8,7 @@ from typing import Any
 import click
 import msgspec
 
-__all__ = ["plural", "print_json", "print_table"]
+__all__ = ["other_level_line", "plural", "print_json", "print_table"]
 
 
 def print_json(value: Any) -> None:
@@ -31,9 +31,19 @@ def print_table(
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
-    Console(soft_wrap=False, highlight=False).print(table)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200  # for a file or a pipe, don't fold as if it were a small terminal
+    console.print(table)
 
 
 def plural(count: int, singular: str, many: str | None = None) -> str:
     """``1 entry``, ``2 entries``."""
     return f"{count:,} {singular if count == 1 else many or singular + 's'}"
+
+
+def other_level_line(here: int, level: str, entries: int, bundles: int) -> str:
+    """What the other match level would have given."""
+    if entries == here:
+        return f"--match {level} would give the same number of entries."
+    return f"--match {level} would give {plural(entries, 'entry', 'entries')} of {plural(bundles, 'bundle')}."

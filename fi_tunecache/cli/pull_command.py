@@ -11,12 +11,11 @@ import msgspec
 
 from ..atomic_file import write_atomic
 from ..errors import CacheError, UsageError
-from ..selection import Pulled, pull, stamped
+from ..retrieval import Pulled, pull
 from ..target import Target
 from ..user_cache import UserCache
 from .options import as_json, environment_options, match_options, note, registry_option, request_from, target_from
-from .output import plural, print_json
-from .resolve_command import other_level_line
+from .output import other_level_line, plural, print_json
 
 __all__ = ["command"]
 
@@ -45,13 +44,21 @@ def command(destination: str, offline: bool, as_json: bool, **arguments: Any) ->
     request = request_from(target, arguments)
     file = None if destination == "cache" else _output_file(destination, target)
     cache = UserCache.locate()
-    pulled = pull(request, cache=cache, offline=offline)
+    try:
+        pulled = pull(request, cache=cache, offline=offline)
+    finally:
+        for notice in cache.notices:
+            note(notice)
     if file is None and pulled.not_stored is not None:
         raise CacheError(pulled.not_stored, "or write a file with --to FILE")
     if pulled.not_stored is not None:
         note(f"not kept in the cache: {pulled.not_stored}")
     if file is not None:
-        write_atomic(file, stamped(pulled, target.environment), advice="choose another file with --to")
+        from ..materialisation import stamped
+
+        write_atomic(
+            file, stamped(pulled.selection, pulled.data, target.environment), advice="choose another file with --to"
+        )
     stored = None if pulled.not_stored else cache.selection_path(pulled.selection.id)
     milliseconds = (time.perf_counter() - started) * 1000
     if as_json:

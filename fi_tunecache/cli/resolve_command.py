@@ -7,11 +7,13 @@ from typing import Any
 import click
 
 from ..errors import NoMatchError
+from ..materialisation import resolution_builtins
+from ..registry_tree import open_tree
 from ..resolution import Resolution
-from ..selection import no_match, resolution_builtins, resolve
+from ..retrieval import no_match, resolve
 from ..user_cache import UserCache
 from .options import as_json, environment_options, match_options, registry_option, request_from, target_from
-from .output import plural, print_json
+from .output import other_level_line, plural, print_json
 
 __all__ = ["command", "print_resolution"]
 
@@ -44,7 +46,7 @@ def command(as_json: bool, **arguments: Any) -> int:
     click.echo(f"{describe_environment(asked)} ({target.origin})")
     print_resolution(asked, other)
     if not asked.chosen:
-        raise no_match(asked, other, request.registries)
+        raise no_match(asked, other, [open_tree(name) for name in request.registries])
     return 0
 
 
@@ -57,7 +59,8 @@ def print_resolution(asked: Resolution, other: Resolution) -> None:
     """Every candidate and every dropped group of entries, a line each, and the other level in one."""
     bundles = plural(len(asked.used), "bundle")
     click.echo(
-        f"{plural(len(asked.chosen), 'entry', 'entries')} of {bundles} at match level {asked.level}, policy {asked.policy}"
+        f"{plural(len(asked.chosen), 'entry', 'entries')} of {bundles} at match level {asked.level}, "
+        f"policy {asked.policy}"
     )
     for verdict in asked.verdicts:
         click.echo(f"  {verdict}")
@@ -68,10 +71,3 @@ def print_resolution(asked: Resolution, other: Resolution) -> None:
         differing = "; ".join(map(str, asked.nearest.rejected or asked.nearest.differing))
         click.echo(f"Nearest bundle not used: {asked.nearest.bundle_id} ({differing})")
     click.echo(other_level_line(len(asked.chosen), other.level.value, len(other.chosen), len(other.used)))
-
-
-def other_level_line(here: int, level: str, entries: int, bundles: int) -> str:
-    """What the other match level would have given."""
-    if entries == here:
-        return f"--match {level} would give the same number of entries."
-    return f"--match {level} would give {plural(entries, 'entry', 'entries')} of {plural(bundles, 'bundle')}."

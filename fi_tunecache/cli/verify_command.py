@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from ..errors import FormatError
-from ..registry import EMBEDDED, open_registry, registry_names
+from ..registry import open_registry
+from ..registry_tree import EMBEDDED, registry_names
 from ..user_cache import UserCache
 from ..verification import Report, verify_cache, verify_file, verify_registry
 from .options import as_json

@@ -1,0 +1,64 @@
+"""The candidates for a request: manifest rows of its registries, with the bundles that can matter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from .folder import Folder
+from .match_level import MatchLevel
+from .registry import Registry
+from .registry_tree import RegistryTree
+from .resolution import Candidate, Resolution, choose, judge
+from .selection import Request
+from .user_cache import UserCache
+
+__all__ = ["Fetched", "fetch_candidates", "resolve_both"]
+
+
+class Fetched(Struct, frozen=True):
+    """Candidates, and the verified bytes of those whose bundle was fetched, by sha256."""
+
+    candidates: tuple[Candidate, ...]
+    data: Mapping[str, bytes]
+
+
+def fetch_candidates(request: Request, trees: Sequence[RegistryTree], cache: UserCache | None) -> Fetched:
+    """Read the manifests, and every bundle that either match level could use.
+
+    A bundle that ``cache`` holds is not fetched again; one that two registries have counts for
+    the first. Stores nothing.
+
+    Raises
+    ------
+    RegistryError, FormatError, IntegrityError
+        A registry can't be read, or holds what it must not.
+    """
+    folder = Folder.of(request.environment)
+    candidates: dict[str, Candidate] = {}
+    fetched: dict[str, bytes] = {}
+    for precedence, registry in enumerate(map(Registry, trees)):
+        rows = [Candidate(registry.name, row, None, precedence) for row in registry.manifest(folder).bundles]
+        for judgement in judge(rows, request.environment, MatchLevel.COMPATIBLE, request.policy):
+            candidate = judgement.candidate
+            sha256 = candidate.row.sha256
+            if sha256 in candidates:
+                continue
+            if not judgement.rejected:
+                data = cache.read_bundle(sha256) if cache else None
+                fetched[sha256] = registry.bundle_bytes(folder, candidate.row) if data is None else data
+                bundle = registry.bundle(folder, candidate.row, fetched[sha256])
+                candidate = msgspec.structs.replace(candidate, bundle=bundle)
+            candidates[sha256] = candidate
+    return Fetched(tuple(candidates.values()), fetched)
+
+
+def resolve_both(request: Request, fetched: Fetched) -> tuple[Resolution, Resolution]:
+    """The resolution at the request's match level, and the one at the other level."""
+    asked, other = (
+        choose(fetched.candidates, request.environment, level, request.policy, request.skip_ops)
+        for level in (request.level, request.level.other)
+    )
+    return asked, other

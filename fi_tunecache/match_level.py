@@ -1,0 +1,30 @@
+"""The match level: how much of the environment must be equal."""
+
+from __future__ import annotations
+
+import enum
+
+from .errors import UsageError
+
+__all__ = ["MatchLevel"]
+
+
+class MatchLevel(str, enum.Enum):
+    """*exact*: every fact; *compatible*: those that a tactic depends on. See :mod:`fi_tunecache.compatibility`."""
+
+    EXACT = "exact"
+    COMPATIBLE = "compatible"
+
+    @classmethod
+    def parse(cls, text: str) -> MatchLevel:
+        try:
+            return cls(text)
+        except ValueError:
+            raise UsageError(f"match level {text[:40]!r} is not known", "use exact or compatible") from None
+
+    @property
+    def other(self) -> MatchLevel:
+        return MatchLevel.COMPATIBLE if self is MatchLevel.EXACT else MatchLevel.EXACT
+
+    def __str__(self) -> str:
+        return self.value

@@ -1,0 +1,141 @@
+"""Where a registry's bytes come from: one small protocol, and the trees that are on this machine.
+
+A tree only hands out bytes at one pinned revision. :class:`~fi_tunecache.registry.Registry` parses
+and checks them, so that hostile data is dealt with in one place whatever the tree is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from .errors import IntegrityError, RegistryError, UsageError
+from .folder import Folder
+
+__all__ = [
+    "DESCRIPTOR",
+    "EMBEDDED",
+    "MAX_BUNDLE_BYTES",
+    "MAX_MANIFEST_BYTES",
+    "DirectoryTree",
+    "RegistryTree",
+    "open_tree",
+    "registry_names",
+]
+
+EMBEDDED = "embedded"
+DESCRIPTOR = "registry.json"
+MAX_BUNDLE_BYTES = 64 * 1024 * 1024
+MAX_MANIFEST_BYTES = 16 * 1024 * 1024
+
+
+class RegistryTree(Protocol):
+    """Bytes of a registry at one revision. Paths use ``/`` and were checked by the caller."""
+
+    @property
+    def name(self) -> str:
+        """The registry as it was asked for, for messages."""
+
+    def revision(self, folder: Folder) -> str | None:
+        """What :meth:`read` serves for a folder, as short text; None if there is no such folder.
+
+        Two equal revisions serve equal bytes.
+        """
+
+    def folders(self) -> tuple[Folder, ...]:
+        """All folders, sorted by name; names that can't be a folder's are passed over."""
+
+    def read(self, path: str, limit: int) -> bytes | None:
+        """The bytes at a path, None if there are none.
+
+        Raises RegistryError if they can't be read, and IntegrityError if they are more than
+        ``limit`` bytes or lie outside the tree.
+        """
+
+
+class DirectoryTree:
+    """A registry in a directory. Symbolic links are followed only while they stay inside it."""
+
+    def __init__(self, root: Path, name: str | None = None) -> None:
+        self._root = root
+        self._name = name or str(root)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def revision(self, folder: Folder) -> str | None:
+        data = self.read(f"{folder}/manifest.json", MAX_MANIFEST_BYTES)
+        return None if data is None else hashlib.sha256(data).hexdigest()[:16]
+
+    def folders(self) -> tuple[Folder, ...]:
+        found = []
+        try:
+            for manifest in self._root.glob("*/*/manifest.json"):
+                try:
+                    found.append(Folder(manifest.parent.parent.name, manifest.parent.name))
+                except UsageError:
+                    continue  # not ours: a registry may lie in a folder with other things
+        except OSError as error:
+            raise RegistryError(f"{self._name}: can't be listed ({error.strerror})", "check its permissions") from error
+        return tuple(sorted(found))
+
+    def read(self, path: str, limit: int) -> bytes | None:
+        try:
+            root = os.path.realpath(self._root, strict=True)
+            file = Path(os.path.realpath(os.path.join(root, path), strict=True))
+            if not file.is_relative_to(root):
+                raise IntegrityError(f"{path} leads out of the registry", "remove the link", source=self._name)
+            if not file.is_file():  # opening a pipe would wait for its writer
+                raise RegistryError(f"{self._name}/{path} is not a file", "tell the registry's owner")
+            with file.open("rb") as stream:
+                data = stream.read(limit + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except RegistryError:
+            raise
+        except OSError as error:
+            raise RegistryError(
+                f"{self._name}/{path} can't be read ({error.strerror})", "check its permissions"
+            ) from error
+        if len(data) > limit:
+            raise IntegrityError(
+                f"{path} has more than {limit} bytes", "fetch it again or tell the publisher", source=self._name
+            )
+        return data
+
+
+def registry_names(given: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The registries in use, in order of precedence: given ones, else ``FI_TUNECACHE_REGISTRY``
+    (separated by commas or spaces), else the embedded one."""
+    named = given or tuple(filter(None, re.split(r"[,\s]+", environ.get("FI_TUNECACHE_REGISTRY", ""))))
+    return tuple(dict.fromkeys(named)) or (EMBEDDED,)
+
+
+def open_tree(name: str) -> RegistryTree:
+    """Find a registry by name: ``embedded``, or a path (``/…``, ``./…``, ``../…``, ``~/…``).
+
+    Reads nothing yet.
+
+    Raises
+    ------
+    UsageError
+        For any other name, among them a bare word: it could be a folder here or a name on a hub.
+    RegistryError
+        There is no registry at the path.
+    """
+    if name == EMBEDDED:
+        return DirectoryTree(Path(import_module("fi_tunecache.manifests").__path__[0]), EMBEDDED)
+    if not name.startswith(("/", "./", "../", "~/")) and name not in (".", ".."):
+        raise UsageError(
+            f"{name[:80]!r} is not the name of a registry", "use 'embedded' or a path that starts with / or ./"
+        )
+    root = Path(os.path.expanduser(name))  # noqa: PTH111 - leaves the ~ of a user without a home, instead of failing
+    if not os.path.isfile(root / DESCRIPTOR):
+        raise RegistryError(f"{name} is not a registry: it has no {DESCRIPTOR}", "check the path")
+    return DirectoryTree(root, name)

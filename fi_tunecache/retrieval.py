@@ -1,0 +1,170 @@
+"""Get the selection for a request: from the user cache where it is current, else from registries.
+
+A hit imports nothing that only a miss needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from .errors import CacheError, FormatError, NoMatchError
+from .folder import Folder
+from .registry_tree import RegistryTree, open_tree
+from .selection import Request, Selection, read_selection
+from .user_cache import UserCache
+
+if TYPE_CHECKING:
+    from .resolution import Resolution
+
+__all__ = ["Pulled", "no_match", "pull", "resolve"]
+
+
+class Pulled(Struct, frozen=True):
+    """The outcome of :func:`pull`.
+
+    ``data`` are the selection file's bytes. ``hit`` tells that the cached selection was used;
+    ``resolution`` is then None (the reasons lie beside it in the cache). ``not_stored`` says why
+    the selection is not in the cache, where it could not be written.
+    """
+
+    selection: Selection
+    data: bytes
+    hit: bool
+    resolution: Any = None
+    not_stored: str | None = None
+
+
+def pull(
+    request: Request,
+    *,
+    cache: UserCache | None = None,
+    opener: Callable[[str], RegistryTree] = open_tree,
+    offline: bool = False,
+) -> Pulled:
+    """Get the selection for a request.
+
+    A hit writes nothing and takes no lock. Where the cache can't be written, the selection is
+    still returned and ``not_stored`` says why. A damaged file in the cache is set aside, told in
+    ``cache.notices``, and made again.
+
+    Parameters
+    ----------
+    request
+        What is asked for.
+    cache
+        By default the user's.
+    opener
+        How a registry's name becomes its tree.
+    offline
+        Take the cached selection without asking a registry whether it is current.
+
+    Raises
+    ------
+    NoMatchError
+        Nothing fits; nothing is stored.
+    RegistryError, FormatError, IntegrityError
+        A registry can't be read, or holds what it must not; nothing is stored.
+    """
+    cache = cache or UserCache.locate()
+    held = _held(cache, request.selection_id)
+    if held is not None and offline:
+        return held
+    folder = Folder.of(request.environment)
+    trees = [opener(name) for name in request.registries]
+    revisions = tuple((tree.name, tree.revision(folder)) for tree in trees)
+    if held is not None and held.selection.registries == revisions:
+        return held
+    with cache.lock(request.selection_id):
+        held = _held(cache, request.selection_id)  # another process may have stored it meanwhile
+        if held is not None and held.selection.registries == revisions:
+            return held
+        return _make(request, trees, revisions, cache)
+
+
+def _make(
+    request: Request, trees: Sequence[RegistryTree], revisions: tuple[tuple[str, str | None], ...], cache: UserCache
+) -> Pulled:
+    from .candidates import fetch_candidates, resolve_both
+    from .materialisation import materialise, resolution_json
+
+    fetched = fetch_candidates(request, trees, cache)
+    asked, other = resolve_both(request, fetched)
+    if not asked.chosen:
+        raise no_match(asked, other, trees)
+    selection, data = materialise(request, fetched.candidates, asked, other, revisions)
+    try:
+        for bundle in selection.bundles:
+            cache.store_bundle(bundle.sha256, fetched.data[bundle.sha256])
+        cache.store(cache.resolution_path(selection.id), resolution_json(asked))
+        cache.store(cache.selection_path(selection.id), data)
+    except CacheError as error:
+        return Pulled(selection, data, False, asked, not_stored=str(error))
+    return Pulled(selection, data, False, asked)
+
+
+def _held(cache: UserCache, selection_id: str) -> Pulled | None:
+    """The cached selection; one that is damaged or can't be read is as if not there."""
+    path = cache.selection_path(selection_id)
+    try:
+        data = cache.read(path)
+        if data is None:
+            return None
+        selection = read_selection(data, source=path.name)
+        if selection.id != selection_id:
+            raise FormatError("its id is not its name", source=path.name)
+    except CacheError as error:
+        cache.notices.append(str(error))
+        return None
+    except FormatError as error:
+        cache.set_aside(path, error.problem)
+        return None
+    return Pulled(selection, data, True)
+
+
+def resolve(
+    request: Request, *, cache: UserCache | None = None, opener: Callable[[str], RegistryTree] = open_tree
+) -> tuple[Resolution, Resolution]:
+    """Choose the entries for a request from its registries, at its match level and at the other one.
+
+    Reads manifests and bundles (those in ``cache`` from there), stores nothing.
+
+    Returns
+    -------
+    tuple
+        The resolution at the request's level, then the one at the other level.
+
+    Raises
+    ------
+    RegistryError, FormatError, IntegrityError
+        A registry can't be read, or holds what it must not.
+    """
+    from .candidates import fetch_candidates, resolve_both
+
+    return resolve_both(request, fetch_candidates(request, [opener(name) for name in request.registries], cache))
+
+
+def no_match(asked: Resolution, other: Resolution, trees: Sequence[RegistryTree]) -> NoMatchError:
+    """The error for a resolution without entries: the nearest bundle or folder, and what the other level gives."""
+    environment = asked.environment
+    problem = (
+        f"nothing in {', '.join(tree.name for tree in trees)} fits {environment.gpu}, "
+        f"flashinfer {environment.flashinfer_version} at match level {asked.level}"
+    )
+    if asked.nearest is not None:
+        reasons = asked.nearest.rejected or asked.nearest.differing
+        names = ", ".join(getattr(reason, "fact", str(reason)) for reason in reasons)
+        problem += f" (nearest: bundle {asked.nearest.bundle_id}: {names or 'its entries are dropped'})"
+        if other.chosen:
+            return NoMatchError(problem, f"--match {other.level} would give {len(other.chosen)} entries")
+        unknown = [item.fact for item in asked.nearest.differing if item.here is None]
+        if unknown:
+            return NoMatchError(problem, f"what is unknown matches nothing: give it with --fact {unknown[0]}=VALUE")
+        return NoMatchError(problem, "`fi-tunecache resolve` tells why, bundle by bundle")
+    wanted = Folder.of(environment)
+    folders = sorted({folder for tree in trees for folder in tree.folders()})
+    near = [str(folder) for folder in folders if wanted.slug == folder.slug or wanted.version == folder.version]
+    there = ", ".join(near or map(str, folders)) or "nothing"
+    return NoMatchError(problem, f"there is {there}; see `fi-tunecache list`")
