@@ -1,4 +1,4 @@
-"""Write a file in one step, durably."""
+"""Write a file in one step."""
 
 from __future__ import annotations
 
@@ -25,29 +25,31 @@ def write_atomic(path: Path, data: bytes, *, advice: str, mode: int = 0o644) -> 
     advice
         The next step for whoever reads that it did not work.
     mode
-        The file's permissions.
+        The file's permissions, less the umask.
 
     Raises
     ------
     CacheError
-        The file can't be written; nothing is left behind.
+        The file can't be written; no part of it is left behind.
     """
     temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with temporary.open("xb") as stream:
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
                 stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())
-            temporary.chmod(mode)
             temporary.replace(path)
         except BaseException:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
     except OSError as error:
-        raise CacheError(f"{path} can't be written ({error.strerror or error})", advice) from error
+        reason = error.strerror or str(error)
+        if error.filename not in (None, str(path), str(temporary)):
+            reason += f": {error.filename}"
+        raise CacheError(f"{path} can't be written ({reason})", advice) from error
 
 
 def is_temporary(name: str) -> bool:

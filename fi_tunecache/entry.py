@@ -23,10 +23,10 @@ __all__ = [
     "tactic_json",
 ]
 
-Tactic: TypeAlias = Union[None, bool, int, float, str, tuple["Tactic", ...]]
+Tactic: TypeAlias = Union[bool, int, float, str, tuple["Tactic", ...], None]
 """What a runner is told to run. Nested lists of a file are tuples in memory, as in FlashInfer."""
 
-ProfilingPolicy: TypeAlias = tuple[Union[None, bool, int, float, str], ...]
+ProfilingPolicy: TypeAlias = tuple[Union[bool, int, float, str, None], ...]
 """How one entry was timed, as FlashInfer 0.7.1 and newer write it beside the tactic."""
 
 DEFAULT_TACTIC = -1

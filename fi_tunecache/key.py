@@ -48,7 +48,7 @@ class Dtype(Struct, frozen=True):
 Profile: TypeAlias = tuple[tuple[int, ...], ...]
 """One shape per input: a dynamic dimension is its bucket, a constrained one -1, a non-tensor ``(0,)``."""
 
-Extra: TypeAlias = Union[None, bool, int, float, str, Dtype, tuple["Extra", ...], list["Extra"]]
+Extra: TypeAlias = Union[bool, int, float, str, Dtype, tuple["Extra", ...], list["Extra"], None]
 """What ``get_cache_key_extras`` may hold: scalars, dtypes, and tuples or lists of them."""
 
 

@@ -107,7 +107,7 @@ class Manifest(Struct, frozen=True):
     format: int = REGISTRY_FORMAT
 
 
-class RegistryDescriptor(Struct, frozen=True, omit_defaults=True):
+class RegistryDescriptor(Struct, frozen=True):
     """``registry.json``: that this tree is a registry, and what its owner has to say."""
 
     name: str

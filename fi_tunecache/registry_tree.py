@@ -6,6 +6,7 @@ and checks them, so that hostile data is dealt with in one place whatever the tr
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -88,7 +89,7 @@ class DirectoryTree:
     def read(self, path: str, limit: int) -> bytes | None:
         try:
             root = os.path.realpath(self._root, strict=True)
-            file = Path(os.path.realpath(os.path.join(root, path), strict=True))
+            file = Path(os.path.realpath(f"{root}/{path}", strict=True))
             if not file.is_relative_to(root):
                 raise IntegrityError(f"{path} leads out of the registry", "remove the link", source=self._name)
             if not file.is_file():  # opening a pipe would wait for its writer
@@ -120,7 +121,7 @@ def registry_names(given: tuple[str, ...], environ: Mapping[str, str]) -> tuple[
 def open_tree(name: str) -> RegistryTree:
     """Find a registry by name: ``embedded``, or a path (``/…``, ``./…``, ``../…``, ``~/…``).
 
-    Reads nothing yet.
+    Reads nothing but whether there is a descriptor.
 
     Raises
     ------
@@ -135,7 +136,10 @@ def open_tree(name: str) -> RegistryTree:
         raise UsageError(
             f"{name[:80]!r} is not the name of a registry", "use 'embedded' or a path that starts with / or ./"
         )
-    root = Path(os.path.expanduser(name))  # noqa: PTH111 - leaves the ~ of a user without a home, instead of failing
-    if not os.path.isfile(root / DESCRIPTOR):
+    root = Path(name)
+    with contextlib.suppress(RuntimeError):  # ~ of a user without a home
+        root = root.expanduser()
+    tree = DirectoryTree(root, name)
+    if tree.read(DESCRIPTOR, MAX_MANIFEST_BYTES) is None:
         raise RegistryError(f"{name} is not a registry: it has no {DESCRIPTOR}", "check the path")
-    return DirectoryTree(root, name)
+    return tree

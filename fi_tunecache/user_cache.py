@@ -1,8 +1,8 @@
 """The user cache: verified bundles and selections on this machine.
 
-Reading takes no lock, writes nothing and works on a read-only file system. Writers replace
-a file in one step; a file lock saves them from doing the same work, but correctness never rests on it (``flock`` is a no-op
-on some network file systems).
+Reading takes no lock, writes nothing and works on a read-only file system. Writers replace a file
+in one step; a file lock saves them from doing the same work, but correctness never rests on it
+(``flock`` is a no-op on some network file systems).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -57,7 +58,9 @@ class UserCache:
         """
         directory = environ.get("FI_TUNECACHE_DIR")
         if directory:
-            root = Path(os.path.expanduser(directory))
+            root = Path(directory)
+            with contextlib.suppress(RuntimeError):  # ~ of a user without a home
+                root = root.expanduser()
             said = f"FI_TUNECACHE_DIR={directory}"
         else:
             import platformdirs  # costs a few milliseconds that a process with the variable set needs not pay
@@ -106,8 +109,10 @@ class UserCache:
     def store_bundle(self, sha256: str, data: bytes) -> None:
         """Keep a verified bundle, read-only; does nothing where it is kept already."""
         path = self.bundle_path(sha256)
-        if not os.path.exists(path):
-            self.store(path, data, mode=0o444)
+        with contextlib.suppress(OSError):  # storing will tell what is wrong
+            if path.exists():
+                return
+        self.store(path, data, mode=0o444)
 
     def set_aside(self, path: Path, problem: str) -> None:
         """Rename a damaged file so that it is never read again, and take notice of it."""
@@ -124,13 +129,14 @@ class UserCache:
         import filelock
 
         path = self.root / "locks" / f"{name}.lock"
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
+            held = False
             # Where it can't be had, the work is done unlocked; storing will tell what is wrong.
             with contextlib.suppress(OSError, NotImplementedError, filelock.Timeout):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                held.enter_context(filelock.FileLock(path, timeout=timeout))
-                held.callback
-            yield bool(held)
+                stack.enter_context(filelock.FileLock(path, timeout=timeout))
+                held = True
+            yield held
 
     def files(self) -> list[CachedFile]:
         """All files of the cache, sorted by kind and name. Locks and temporary files are not listed."""

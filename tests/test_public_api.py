@@ -1,0 +1,69 @@
+"""What `import fi_tunecache` gives, and what it costs."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fi_tunecache
+
+
+def test_the_public_names() -> None:
+    assert fi_tunecache.__all__ == [
+        "CacheError",
+        "Environment",
+        "FiTuneCacheError",
+        "FormatError",
+        "HardwareError",
+        "IntegrityError",
+        "MatchLevel",
+        "MeasurementPolicy",
+        "NoMatchError",
+        "Pulled",
+        "Registry",
+        "RegistryError",
+        "Request",
+        "Selection",
+        "UsageError",
+        "open_registry",
+        "probe_environment",
+        "pull",
+        "resolve",
+    ]
+
+
+@pytest.mark.parametrize("name", fi_tunecache.__all__)
+def test_each_can_be_had_and_is_documented(name: str) -> None:
+    assert name in dir(fi_tunecache)
+    assert getattr(fi_tunecache, name).__doc__
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'enable_everything'"):
+        fi_tunecache.enable_everything  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["fi_tunecache", "fi_tunecache.retrieval", "fi_tunecache.probe", "fi_tunecache.cli"])
+def test_importing_costs_nothing_heavy(module: str) -> None:
+    code = f"import sys, {module}; print([m for m in ('torch', 'flashinfer', 'huggingface_hub', 'pynvml') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_module_can_be_imported_without_anything_heavy() -> None:
+    root = Path(fi_tunecache.__file__).parent
+    modules = [f"fi_tunecache.{path.stem}" for path in sorted(root.glob("[a-z]*.py"))]
+    modules += [f"fi_tunecache.cli.{path.stem}" for path in sorted((root / "cli").glob("[a-z]*.py"))]
+    code = f"import sys, {', '.join(modules)}; print([m for m in ('torch', 'flashinfer', 'huggingface_hub') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_example_in_the_docstring_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FI_TUNECACHE_DIR", str(tmp_path))
+    results = doctest.testmod(fi_tunecache)
+    assert (results.failed, results.attempted > 0) == (0, True)
