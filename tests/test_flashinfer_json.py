@@ -45,7 +45,7 @@ def as_flashinfer_reads(data: bytes) -> str:
             value[0],
             tactic(value[1]),
             tuple(value[2]) if len(value) > 2 else None,
-            sorted(value[3].items()) if len(value) > 3 and isinstance(value[3], dict) else None,
+            json.dumps(value[3], sort_keys=True) if len(value) > 3 and isinstance(value[3], dict) else None,
         )
         for key, value in configs.items()
     }
@@ -190,7 +190,6 @@ def test_refused(data: bytes, problem: str) -> None:
 
     assert problem in str(caught.value)
     assert str(caught.value).startswith("cache.json: ")
-    assert caught.value.next_step or "key" in problem or "tactic" in problem or "policy" in problem or "bits" in problem
     assert "\n" not in str(caught.value)
 
 
@@ -201,10 +200,7 @@ def test_a_bad_entry_is_named() -> None:
 
 @given(st.binary(max_size=200) | json_values.map(lambda value: json.dumps({KEY: value}).encode()))
 def test_whatever_comes_is_read_or_refused(data: bytes) -> None:
-    try:
-        read_cache_file(data)
-    except FormatError as error:
-        assert "\n" not in str(error)
+    assert "\n" not in refusal(data)
 
 
 @given(st.data())
@@ -212,10 +208,15 @@ def test_a_damaged_real_file_is_read_or_refused(data: st.DataObject) -> None:
     content = bytearray(REAL_FILES[0].read_bytes()[:2000])
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    assert "\n" not in refusal(bytes(content) + b"}")
+
+
+def refusal(data: bytes) -> str:
     try:
-        read_cache_file(bytes(content) + b"}")
+        read_cache_file(data)
     except FormatError as error:
-        assert "\n" not in str(error)
+        return str(error)
+    return ""
 
 
 # --- the environment
@@ -226,7 +227,7 @@ def test_a_damaged_real_file_is_read_or_refused(data: st.DataObject) -> None:
     [
         pytest.param(None, "nobody can say where it was tuned", id="none: FlashInfer takes it everywhere"),
         pytest.param({"gpu": "*"}, "wildcard", id="wildcard: FlashInfer takes it everywhere"),
-        pytest.param({"gpu": 7}, "gpu is not a fact", id="not a string"),
+        pytest.param({"gpu": 7}, "gpu is a int, not a string", id="not a string"),
     ],
 )
 def test_no_environment_is_known(metadata: dict[str, Any] | None, problem: str) -> None:
@@ -255,7 +256,7 @@ def test_the_canonical_form() -> None:
     assert write_cache_file(cache_file).decode("ascii") == (
         f'{{"{KEY}":["Runner",[1,[2]],["cuda_graph_profile_replays",1,"l2_cache_policy","cold-chain:8"],'
         '{"candidates":8,"margin":0.1,"runner_up_ms":null,"time_ms":0.5}],'
-        '"(\'\\u00e9\', \'Runner\', (), ())":["Runner",-1],'
+        "\"('\\u00e9', 'Runner', (), ())\":[\"Runner\",-1],"
         '"_generation":"ab","_metadata":{"flashinfer_version":"0.7.4","gpu":"NVIDIA H200"},"_records":{"moe":{}}}'
     )
 
