@@ -166,9 +166,14 @@ class Resolution(Struct, frozen=True):
 
     @property
     def nearest(self) -> Verdict | None:
-        """The bundle that is not used with the fewest differing facts; None if there is none."""
+        """The bundle that is not used with the fewest differing facts, before those of another policy or yanked."""
         unused = [verdict for verdict in self.verdicts if not verdict.taken and not verdict.elsewhere]
-        return min(unused, key=lambda verdict: (len(verdict.differing), -verdict.entries), default=None)
+        return min(unused, key=_distance, default=None)
+
+
+def _distance(verdict: Verdict) -> tuple[bool, int, int]:
+    out_of_question = any(not isinstance(reason, FactDifference) for reason in verdict.rejected)
+    return out_of_question, len(verdict.differing), -verdict.entries
 
 
 class _Group(Struct, frozen=True):

@@ -67,7 +67,7 @@ def print_resolution(asked: Resolution, other: Resolution) -> None:
         for dropped in asked.dropped:
             if dropped.bundle_id == verdict.bundle_id:
                 click.echo(f"    {dropped}")
-    if asked.nearest is not None:
+    if not asked.chosen and asked.nearest is not None:
         differing = "; ".join(map(str, asked.nearest.rejected or asked.nearest.differing))
         click.echo(f"Nearest bundle not used: {asked.nearest.bundle_id} ({differing})")
     click.echo(other_level_line(len(asked.chosen), other.level.value, len(other.chosen), len(other.used)))
