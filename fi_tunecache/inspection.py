@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ast
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from .compatibility import FactDifference, differences
-from .entry import Entry
-from .environment import Environment
+from .bundle import MARK
+from .entry import DEFAULT_TACTIC, Entry, LegacyEntry
+from .environment import FACTS, Environment
+from .errors import UsageError
+from .measurement_policy import MeasurementPolicy
 from .source import Section, Source
 
-__all__ = ["Changed", "Comparison", "RunnerSummary", "compare", "summarise"]
+__all__ = [
+    "Changed",
+    "Comparison",
+    "FactPair",
+    "Group",
+    "RunnerSummary",
+    "compare",
+    "group_entries",
+    "pulled_from",
+    "summarise",
+]
 
 
 class RunnerSummary(Struct, frozen=True):
@@ -27,34 +41,68 @@ class RunnerSummary(Struct, frozen=True):
     entries: int
     shapes: int
     defaults: int
-    fastest_ms: float | None
-    slowest_ms: float | None
-    policies: tuple[str, ...]
+    fastest_ms: float | None = None
+    slowest_ms: float | None = None
+    policies: tuple[str, ...] = ()
+
+
+class Group(Struct, frozen=True):
+    """Entries that differ in their shapes alone, ordered by them. ``extras`` is text, as in a key."""
+
+    custom_op: str
+    runner: str
+    extras: str
+    entries: tuple[Entry, ...]
+
+
+class FactPair(Struct, frozen=True):
+    """A fact that FlashInfer takes for different. ``alike`` tells that it is the same as it is compared here."""
+
+    fact: str
+    first: str | None
+    second: str | None
+    alike: bool
 
 
 class Changed(Struct, frozen=True):
-    """A key that both sources have, with another answer."""
+    """A key that both sources have, with another runner or tactic."""
 
     first: Entry
     second: Entry
 
 
 class Comparison(Struct, frozen=True):
-    """In what two sources differ. Entries are compared by key, with their tactic and policy."""
+    """In what two sources differ. Entries are compared by key.
 
-    facts: tuple[FactDifference, ...]
+    ``policies`` are the sources' measurement policies. Of the ``same`` answers ``remeasured`` were
+    timed under another policy of the single entry.
+    """
+
+    facts: tuple[FactPair, ...]
+    policies: tuple[MeasurementPolicy, MeasurementPolicy]
     only_first: tuple[Entry, ...]
     only_second: tuple[Entry, ...]
     changed: tuple[Changed, ...]
     same: int
+    remeasured: int
 
 
 def summarise(section: Section) -> tuple[RunnerSummary, ...]:
-    """One row for each op and runner class, sorted by name."""
+    """One row for each op and runner class, sorted by name, those without extras last."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in section.entries:
         groups.setdefault((entry.key.custom_op, entry.key.runner), []).append(entry)
-    return tuple(_summary(op, runner, entries) for (op, runner), entries in sorted(groups.items()))
+    legacy: dict[tuple[str, str], list[LegacyEntry]] = {}
+    for item in section.legacy:
+        op, runner, _ = ast.literal_eval(item.text)  # a literal of short names and integers: it was checked when read
+        legacy.setdefault((op, runner), []).append(item)
+    return (
+        *(_summary(op, runner, entries) for (op, runner), entries in sorted(groups.items())),
+        *(
+            RunnerSummary(op, runner, len(items), len({item.text for item in items}), sum(map(_is_default, items)))
+            for (op, runner), items in sorted(legacy.items())
+        ),
+    )
 
 
 def _summary(custom_op: str, runner: str, entries: list[Entry]) -> RunnerSummary:
@@ -64,11 +112,15 @@ def _summary(custom_op: str, runner: str, entries: list[Entry]) -> RunnerSummary
         runner=runner,
         entries=len(entries),
         shapes=len({entry.key.profile for entry in entries}),
-        defaults=sum(type(entry.tactic) is int and entry.tactic == -1 for entry in entries),
+        defaults=sum(map(_is_default, entries)),
         fastest_ms=min(times, default=None),
         slowest_ms=max(times, default=None),
         policies=tuple(sorted({_policy_text(entry) for entry in entries})),
     )
+
+
+def _is_default(entry: Entry | LegacyEntry) -> bool:
+    return type(entry.tactic) is int and entry.tactic == DEFAULT_TACTIC
 
 
 def _policy_text(entry: Entry) -> str:
@@ -78,33 +130,63 @@ def _policy_text(entry: Entry) -> str:
     return ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=False))
 
 
-def compare(first: Source, second: Source) -> Comparison:
-    """Compare all entries of two sources. Where a source holds a key several times, the last one counts."""
-    ours, theirs = _by_key(first.sections), _by_key(second.sections)
-    common = [key for key in ours if key in theirs]
-    changed = tuple(
-        Changed(ours[key], theirs[key])
-        for key in common
-        if (ours[key].tactic, ours[key].policy, ours[key].runner)
-        != (theirs[key].tactic, theirs[key].policy, theirs[key].runner)
+def group_entries(section: Section) -> tuple[Group, ...]:
+    """All entries, by op, runner class and extras."""
+    groups: dict[tuple[str, str, str], list[Entry]] = {}
+    for entry in section.entries:
+        groups.setdefault((entry.key.custom_op, entry.key.runner, str(entry.key.extras)), []).append(entry)
+    return tuple(
+        Group(*names, tuple(sorted(entries, key=lambda entry: entry.key.profile)))
+        for names, entries in sorted(groups.items())
     )
+
+
+def pulled_from(section: Section) -> Mapping[str, int]:
+    """How many entries bear our mark, by the bundle that it names."""
+    marks = (
+        str(entry.selection[MARK])[:80] for entry in section.entries if entry.selection and MARK in entry.selection
+    )
+    return dict(sorted(Counter(marks).items()))
+
+
+def compare(first: Source, second: Source) -> Comparison:
+    """Compare the entries of two sources that have one environment each.
+
+    Raises
+    ------
+    UsageError
+        A source has several environments: a managed store's root.
+    """
+    ours, theirs = _only_section(first), _only_section(second)
+    ours_by_key = {entry.key.text: entry for entry in ours.entries}
+    theirs_by_key = {entry.key.text: entry for entry in theirs.entries}
+    common = [(entry, theirs_by_key[text]) for text, entry in ours_by_key.items() if text in theirs_by_key]
+    changed = tuple(Changed(a, b) for a, b in common if (a.runner, a.tactic) != (b.runner, b.tactic))
+    policies_differ = sum(a.policy != b.policy for a, b in common)
     return Comparison(
-        facts=_fact_differences(first.sections, second.sections),
-        only_first=tuple(entry for key, entry in ours.items() if key not in theirs),
-        only_second=tuple(entry for key, entry in theirs.items() if key not in ours),
+        facts=_fact_pairs(ours.environment or Environment(), theirs.environment or Environment()),
+        policies=(ours.policy, theirs.policy),
+        only_first=tuple(entry for text, entry in ours_by_key.items() if text not in theirs_by_key),
+        only_second=tuple(entry for text, entry in theirs_by_key.items() if text not in ours_by_key),
         changed=changed,
         same=len(common) - len(changed),
+        remeasured=policies_differ - sum(item.first.policy != item.second.policy for item in changed),
     )
 
 
-def _by_key(sections: Iterable[Section]) -> dict[str, Entry]:
-    return {entry.key.text: entry for section in sections for entry in section.entries}
+def _only_section(source: Source) -> Section:
+    if len(source.sections) != 1:
+        names = ", ".join(section.name for section in source.sections) or "none"
+        raise UsageError(
+            f"{source.path} has {len(source.sections)} environments: {names}", "name the folder of one of them"
+        )
+    return source.sections[0]
 
 
-def _fact_differences(first: tuple[Section, ...], second: tuple[Section, ...]) -> tuple[FactDifference, ...]:
-    """Facts that differ between the sources' first environments."""
-    ours, theirs = (
-        next((section.environment for section in sections if section.environment is not None), Environment())
-        for sections in (first, second)
+def _fact_pairs(first: Environment, second: Environment) -> tuple[FactPair, ...]:
+    names: Iterable[str] = (*FACTS, *dict.fromkeys(name for name, _ in (*first.other, *second.other)))
+    return tuple(
+        FactPair(name, first.raw(name), second.raw(name), first.fact(name) == second.fact(name))
+        for name in names
+        if first.raw(name) != second.raw(name)
     )
-    return tuple(item for item in differences(ours, theirs) if (item.registry, item.here) != (None, None))

@@ -103,16 +103,24 @@ def _wheels_of_torch(wheels: Sequence[Wheel]) -> Sequence[Wheel]:
 
 def _mapped_by_torch(soname: str, wheel: Wheel | None, loader: Loader, torch_folder: Path | None) -> _Version:
     """The version of the library that torch has mapped under ``soname``."""
-    override = loader.find_in_directories(soname)
     if wheel is None:
-        return _version_of_file(_bundled(soname, torch_folder) or override or loader.find(soname) or soname)
+        return _version_of_file(_bundled(soname, torch_folder) or loader.find(soname) or soname)
     match = _WHEEL_VERSION.match(wheel.version)
-    version = (int(match[1]), int(match[2]), int(match[3])) if match else None
+    if match is None:
+        raise HardwareError(f"{wheel.name} has the odd version {wheel.version!r}", _FULL)
+    version = (int(match[1]), int(match[2]), int(match[3]))
+    rival = loader.find_in_directories(soname)
     # PyTorch's own builds prefer the wheel (an RPATH), others what LD_LIBRARY_PATH names (a RUNPATH, or none).
-    if version is None or (override is not None and file_version(override) != version):
-        rival = f" and {override} on LD_LIBRARY_PATH" if override else ""
-        raise HardwareError(f"it is open which {soname} torch loads: {wheel.name} {wheel.version}{rival}", _FULL)
+    if rival is not None and not _is_beside(rival, wheel) and file_version(rival) != version:
+        raise HardwareError(
+            f"it is open which {soname} torch loads: {wheel.name} {wheel.version}, or {rival} of LD_LIBRARY_PATH", _FULL
+        )
     return version
+
+
+def _is_beside(path: str, wheel: Wheel) -> bool:
+    """Whether a library lies where wheels are installed: LD_LIBRARY_PATH often names a wheel's own folder."""
+    return Path(path).resolve().is_relative_to(Path(str(wheel.distribution.locate_file(""))).resolve())
 
 
 def _bundled(soname: str, torch_folder: Path | None) -> str | None:

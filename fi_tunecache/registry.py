@@ -66,7 +66,9 @@ class Registry:
         source = f"{self.name}/{folder}/{row.file}"
         bundle = read_bundle(self.bundle_bytes(folder, row) if data is None else data, source=source)
         if bundle.environment != row.tuned_in or bundle.policy != row.measured_under:
-            raise FormatError("its environment or policy is not what the manifest says", source=source)
+            raise FormatError(
+                "its environment or policy is not what the manifest says", "tell the publisher", source=source
+            )
         return bundle
 
 

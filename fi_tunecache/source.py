@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from .bundle import MARK, read_bundle
+from .bundle import MARK, Provenance, read_bundle
 from .bundled_module import MAX_MODULE_BYTES, read_bundled_module
 from .entry import Entry, LegacyEntry, Lookup
 from .environment import Environment
@@ -34,9 +35,10 @@ class SourceKind(str, enum.Enum):
 class Section(Struct, frozen=True, kw_only=True):
     """The entries of one environment and one measurement policy.
 
-    ``environment`` is None where the source does not name it. ``records`` counts the results of
-    operations that tune themselves. ``problems`` are lines, one for each thing that FlashInfer
-    would not serve.
+    ``environment`` is None where the source does not name it; ``policy`` is the default where the
+    format has no place for it. ``records`` counts the results of operations that tune themselves.
+    ``provenance`` and ``default_raced`` are a bundle's. ``problems`` are lines, one for each thing
+    that FlashInfer would not serve.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Section(Struct, frozen=True, kw_only=True):
     legacy: tuple[LegacyEntry, ...] = ()
     lookups: tuple[Lookup, ...] = ()
     records: int = 0
+    provenance: Provenance | None = None
+    default_raced: bool | None = None
     problems: tuple[str, ...] = ()
 
 
@@ -91,6 +95,11 @@ def read_source(path: Path) -> Source:
 def _read_file(path: Path) -> bytes:
     try:
         with path.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size > MAX_FILE_BYTES:
+                raise FormatError(
+                    f"{size} bytes are more than {MAX_FILE_BYTES}", "check what wrote it", source=str(path)
+                )
             return stream.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist", "name a v1 file, a store, a bundle or a bundled module") from None
@@ -127,6 +136,8 @@ def _read_cache_file(path: Path, data: bytes) -> Source:
             policy=bundle.policy,
             entries=tuple(bundle.entries.values()),
             lookups=bundle.lookups,
+            provenance=bundle.provenance,
+            default_raced=bundle.default_raced,
         )
         return Source(path, SourceKind.BUNDLE, (section,))
     problems = list(_entry_problems(file.entries))

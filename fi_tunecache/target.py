@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from msgspec import Struct
 
-from .environment import Environment
-from .errors import FormatError, UsageError
+from .device import Device
+from .environment import FACTS, Environment
+from .errors import FormatError, HardwareError, UsageError
 from .folder import Folder
 
 if TYPE_CHECKING:  # each is imported where it is needed: facts may come from elsewhere
@@ -20,6 +21,11 @@ if TYPE_CHECKING:  # each is imported where it is needed: facts may come from el
 __all__ = ["Target", "TargetOptions", "find_target"]
 
 _MAX_FILE = 64 * 1024
+_MAKE_FILE = "make it with `fi-tunecache env --json`"
+_GIVE = {
+    "gpu": "name the GPU with --device 'NVIDIA H200'",
+    "flashinfer_version": "give the version with --fact flashinfer_version=0.7.4",
+}
 
 
 class TargetOptions(Struct, frozen=True, kw_only=True):
@@ -48,6 +54,20 @@ class Target(Struct, frozen=True):
     described: bool
     undetermined: tuple[tuple[str, str], ...] = ()
 
+    def reason(self, fact: str, default: str = "not given") -> str:
+        """Why a fact is undetermined: a problem, and perhaps a next step after a semicolon."""
+        return dict(self.undetermined).get(fact, default)
+
+    def require_folder(self) -> None:
+        """Raises HardwareError unless the facts are known that name a registry's folder."""
+        missing = [fact for fact in _GIVE if self.environment.raw(fact) is None]
+        if missing:
+            raise HardwareError(
+                ", and ".join(self.reason(fact, f"{fact} is not given").partition("; ")[0] for fact in missing),
+                f"{' and '.join(_GIVE[fact] for fact in missing)}, "
+                "or bring all facts with --environment FILE or --like 0.7.4/nvidia-h200",
+            )
+
 
 def find_target(options: TargetOptions, registries: Sequence[str], say: Callable[[str], None]) -> Target:
     """Put the environment together.
@@ -70,9 +90,13 @@ def find_target(options: TargetOptions, registries: Sequence[str], say: Callable
     FormatError
         A file of facts that can't be read.
     """
-    given = {**options.facts, **({"gpu": options.device} if options.device else {})}
-    if options.device is not None and options.gpu_index is not None:
-        raise UsageError("--device and --gpu contradict each other", "name the GPU by one of them")
+    given = dict(options.facts)
+    if options.device is not None:
+        given["gpu"] = Device(options.device).name
+    if options.device is not None and "gpu" in options.facts:
+        raise UsageError("--device and --fact gpu= both name the GPU", "leave one of them out")
+    if "gpu" in given and options.gpu_index is not None:
+        raise UsageError("--gpu contradicts the GPU that is named", "leave --gpu out, or the name")
     if options.gpu_index is not None and (options.environment_file is not None or options.like is not None):
         raise UsageError("--gpu picks a GPU of this machine", "leave it out with --environment and --like")
     if options.environment_file is not None and options.like is not None:
@@ -105,7 +129,11 @@ def _probe(options: TargetOptions, given: frozenset[str], say: Callable[[str], N
     if options.probe != "auto" or probe.source == "flashinfer" or not missing or probe.environment.gpu is None:
         return probe
     say(f"the light probe does not know {', '.join(missing)}; asking FlashInfer itself (--probe light prevents it)")
-    return probe_environment("full", options.gpu_index, need_gpu="gpu" not in given)
+    try:
+        return probe_environment("full", options.gpu_index, need_gpu="gpu" not in given)
+    except (HardwareError, FormatError) as error:
+        say(f"{error.problem}; going on with what the light probe knows")
+        return probe
 
 
 def _read_environment(path: Path) -> Environment:
@@ -113,17 +141,17 @@ def _read_environment(path: Path) -> Environment:
         with path.open("rb") as stream:
             data = stream.read(_MAX_FILE + 1)
     except OSError as error:
-        raise UsageError(
-            f"{path} can't be read ({error.strerror})", "make it with `fi-tunecache env --json`"
-        ) from error
+        raise UsageError(f"{path} can't be read ({error.strerror})", _MAKE_FILE) from error
     if len(data) > _MAX_FILE:
-        raise FormatError(f"more than {_MAX_FILE} bytes", "make it with `fi-tunecache env --json`", source=str(path))
+        raise FormatError(f"more than {_MAX_FILE} bytes", _MAKE_FILE, source=str(path))
     try:
         content = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise FormatError(f"not JSON ({error})", "make it with `fi-tunecache env --json`", source=str(path)) from None
+        raise FormatError(f"not JSON ({error})", _MAKE_FILE, source=str(path)) from None
     if isinstance(content, dict) and isinstance(content.get("environment"), dict):
         content = content["environment"]
+    if isinstance(content, dict) and content.keys().isdisjoint(FACTS):
+        raise FormatError("names none of the facts", _MAKE_FILE, source=str(path))
     return Environment.from_metadata(content, source=str(path))
 
 
@@ -138,7 +166,7 @@ def _find_like(reference: str, registries: Sequence[str]) -> tuple[Folder, Bundl
         rows = [
             row
             for row in registry.manifest(folder).bundles
-            if row.yanked is None and (not bundle or row.bundle_id.startswith(bundle))
+            if row.yanked is None and row.sha256.startswith(bundle.removesuffix(".json"))
         ]
         if bundle and len(rows) > 1:
             raise UsageError(f"{bundle} is the start of {len(rows)} bundles of {folder}", "give more of its digits")
@@ -146,5 +174,6 @@ def _find_like(reference: str, registries: Sequence[str]) -> tuple[Folder, Bundl
             newest = max(reversed(rows), key=lambda row: row.created)  # of one day the last published
             return folder, newest, name
     raise UsageError(
-        f"no bundle {reference[:120]} in {', '.join(registries)}", "see what there is with `fi-tunecache list`"
+        f"no bundle {reference[:120]} that is not yanked in {', '.join(registries)}",
+        "see what there is with `fi-tunecache list`",
     )

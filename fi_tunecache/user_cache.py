@@ -57,18 +57,18 @@ class UserCache:
         set and this user has no home.
         """
         directory = environ.get("FI_TUNECACHE_DIR")
-        if directory:
-            root = Path(directory)
-            with contextlib.suppress(RuntimeError):  # ~ of a user without a home
-                root = root.expanduser()
-            said = f"FI_TUNECACHE_DIR={directory}"
-        else:
-            import platformdirs  # costs a few milliseconds that a process with the variable set needs not pay
+        said = f"FI_TUNECACHE_DIR={directory}" if directory else "the platform's cache directory"
+        try:
+            if directory:
+                root = Path(directory).expanduser()
+            else:
+                import platformdirs  # costs a few milliseconds that a process with the variable set needs not pay
 
-            root = platformdirs.user_cache_path("fi-tunecache")
-            said = f"the platform's cache directory, {root},"
+                root = platformdirs.user_cache_path("fi-tunecache")
+        except RuntimeError:  # as is usual for a container's user
+            raise UsageError(f"{said} needs a home, and there is none", "set FI_TUNECACHE_DIR to a path") from None
         if not root.is_absolute():
-            raise UsageError(f"{said} is not an absolute path", "set FI_TUNECACHE_DIR to one")
+            raise UsageError(f"{said} is not an absolute path: {root}", "set FI_TUNECACHE_DIR to one")
         return cls(root)
 
     def selection_path(self, selection_id: str) -> Path:

@@ -21,10 +21,11 @@ __all__ = ["Report", "verify_cache", "verify_file", "verify_registry"]
 
 
 class Report(Struct, frozen=True):
-    """How many things were checked (manifests, bundles, cached files), and what is wrong with them."""
+    """How many things of which sort were checked (``file`` or ``entry``), and what is wrong with them."""
 
     checked: int
     problems: tuple[str, ...]
+    sort: str = "file"
 
 
 def verify_registry(registry: Registry) -> Report:
@@ -64,7 +65,8 @@ def verify_file(path: Path) -> Report:
     except FormatError as error:
         return Report(1, (str(error),))
     problems = [*source.problems, *(problem for section in source.sections for problem in section.problems)]
-    return Report(max(1, sum(len(section.entries) for section in source.sections)), tuple(problems))
+    entries = sum(len(section.entries) + len(section.legacy) for section in source.sections)
+    return Report(entries, tuple(problems), "entry")
 
 
 def verify_cache(cache: UserCache) -> Report:

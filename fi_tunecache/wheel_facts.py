@@ -56,10 +56,11 @@ class Wheel:
 
 
 def find_wheels(search_path: Sequence[str]) -> tuple[Wheel, ...]:
-    """The distributions along ``search_path`` that any fact depends on, in its order, duplicates included.
+    """The distributions along ``search_path`` that any fact depends on, duplicates included.
 
-    As :func:`importlib.metadata.distributions` finds them; but folders are told by their names,
-    and only the metadata of the few that matter is read.
+    Sorted by name; those of one name are in the order of the path. They are found as
+    :func:`importlib.metadata.distributions` finds them, but folders are told by their names, and
+    only the metadata of the few that matter is read.
     """
     names = {normalize(folder.rpartition(".")[0].partition("-")[0]) for folder in _folders(search_path)}
     wheels = []
@@ -68,7 +69,7 @@ def find_wheels(search_path: Sequence[str]) -> tuple[Wheel, ...]:
             metadata = _read_headers(distribution)
             if metadata["Name"] is not None:
                 requires = tuple(metadata.get_all("Requires-Dist", ()))
-                wheels.append(Wheel(name, metadata["Name"], metadata["Version"], requires, distribution))
+                wheels.append(Wheel(name, metadata["Name"], str(metadata["Version"]), requires, distribution))
     return tuple(wheels)
 
 
@@ -81,7 +82,7 @@ def _read_headers(distribution: Distribution) -> Message:
 def _folders(search_path: Sequence[str]) -> Iterator[str]:
     for entry in search_path:
         with suppress(OSError), os.scandir(entry or ".") as children:
-            yield from (child.name for child in children if child.name.endswith((".dist-info", ".egg-info")))
+            yield from (child.name for child in children if child.name.lower().endswith((".dist-info", ".egg-info")))
 
 
 def normalize(name: str) -> str:

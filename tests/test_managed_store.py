@@ -89,8 +89,8 @@ def test_the_environments_of_a_real_store() -> None:
     assert store.problems == ()
     assert [(found.env_hash, str(found.policy)) for found in store.environments] == [
         ("429deefd17fea974", "default"),
-        ("645f715d598ccd4e", "execution_mode=eager"),
-        ("a27045c5dbc185b2", "execution_mode=cuda_graph"),
+        ("645f715d598ccd4e", "eager"),
+        ("a27045c5dbc185b2", "cuda_graph"),
     ]
     assert {found.environment.gpu for found in store.environments} == {"NVIDIA H200"}
     assert {found.environment.flashinfer_version for found in store.environments} == {"0.7.4"}

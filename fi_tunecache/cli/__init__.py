@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 
 import click
 
 from .. import __version__
-from ..errors import FiTuneCacheError
+from ..errors import CacheError, FiTuneCacheError, UsageError
+from .output import help_without_command
 
 __all__ = ["cli", "main"]
 
@@ -47,10 +50,17 @@ _EPILOG = (
 )
 
 
-@click.group(cls=_LazyGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_LazyGroup,
+    epilog=_EPILOG,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="fi-tunecache", message="%(prog)s %(version)s")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Tuned FlashInfer tactics from a registry, resolved for your GPU and software, with reasons."""
+    help_without_command(context)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,25 +68,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result = cli.main(args=arguments, prog_name="fi-tunecache", standalone_mode=False)
     except FiTuneCacheError as error:
-        return _fail(str(error), error.exit_code)
+        return _fail(error)
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "fi-tunecache"
-        return _fail(f"{error.format_message().rstrip('.')}; see `{where} --help`", 2)
-    except click.ClickException as error:
-        return _fail(error.format_message(), 2)
+        return _fail(UsageError(error.format_message().rstrip("."), f"see `{where} --help`"))
+    except OSError as error:
+        problem = "the output can't be written" if error.filename is None else f"{error.filename} can't be used"
+        return _fail(CacheError(f"{problem} ({error.strerror})", "free space, or name another file"))
     except (KeyboardInterrupt, click.Abort):
-        return _fail("interrupted; nothing was half-written", 130)
-    except BrokenPipeError:  # the reader has what it wanted: `fi-tunecache list | head`
-        sys.stdout = None
-        return 0
+        return _fail(UsageError("interrupted", "nothing was half-written"), 130)
+    except SystemExit as stop:
+        if stop.code != 1:
+            raise
+        return 0  # so does click leave when the reader of a pipe has gone: `fi-tunecache list | head -1`
     return result if isinstance(result, int) else 0
 
 
-def _fail(line: str, code: int) -> int:
-    click.echo(f"fi-tunecache: {' '.join(line.split())}", err=True)
-    return code
+def _fail(error: FiTuneCacheError, code: int | None = None) -> int:
+    click.echo(f"fi-tunecache: {error}", err=True)
+    return error.exit_code if code is None else code
 
 
 def run() -> None:
     """The console script."""
-    sys.exit(main())
+    if isinstance(sys.stdout, io.TextIOWrapper):  # it is None where it was closed
+        sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what the terminal's encoding can't show
+    code = main()
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:  # main has reported it: keep Python from doing so once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)

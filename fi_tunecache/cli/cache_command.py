@@ -2,52 +2,60 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
 import click
 
-from ..errors import FormatError
+from ..errors import CacheError, FormatError
 from ..selection import read_selection
 from ..user_cache import CachedFile, UserCache
 from .options import as_json
-from .output import plural, print_json, print_table
+from .output import help_without_command, path_text, plural, print_json, print_line, print_table
 
 __all__ = ["command"]
 
 
-@click.group("cache")
-def command() -> None:
+@click.group("cache", invoke_without_command=True)
+@click.pass_context
+def command(context: click.Context) -> None:
     """Show where the user cache is and what it holds, or empty it. FI_TUNECACHE_DIR moves it."""
+    help_without_command(context)
 
 
 @command.command("dir")
 def show_directory() -> None:
     """Print the cache's directory. It need not exist yet."""
-    click.echo(UserCache.locate().root)
+    click.echo(os.fsencode(UserCache.locate().root))
 
 
 @command.command("list")
 @as_json
 def list_files(as_json: bool) -> None:
     """List bundles, selections and recorded workloads."""
-    cache = UserCache.locate()
+    cache = _cache()
     files = cache.files()
     if as_json:
-        print_json({"directory": str(cache.root), "files": [_builtins(file) for file in files]})
+        print_json({"directory": path_text(cache.root), "files": [_builtins(file) for file in files]})
         return
-    if not files:
-        click.echo(f"{cache.root} is empty")
-        return
-    print_table(
-        f"{plural(len(files), 'file')} in {cache.root}",
-        ("kind", "name", "bytes", "changed (UTC)", "what"),
-        [
-            (file.kind, file.path.name, f"{file.size:,}", f"{_time(file):%Y-%m-%d %H:%M}", _what(cache, file))
-            for file in files
-        ],
-        numbers=("bytes",),
-    )
+    print_line(f"{plural(len(files), 'file')}, {sum(file.size for file in files):,} bytes in {cache.root}")
+    if files:
+        print_table(
+            ("kind", "name", "bytes", "changed (UTC)", "what"),
+            [
+                (
+                    file.kind,
+                    file.path.name.partition(".")[0][:16],
+                    f"{file.size:,}",
+                    f"{_time(file):%Y-%m-%d %H:%M}",
+                    _what(cache, file),
+                )
+                for file in files
+            ],
+            numbers=("bytes",),
+            wrap=("what",),
+        )
 
 
 @command.command("prune")
@@ -63,25 +71,32 @@ def list_files(as_json: bool) -> None:
 @as_json
 def prune(days: float, as_json: bool) -> None:
     """Remove old files, and what a killed process left. A running process keeps what it has read."""
-    _report(UserCache.locate().prune(older_than=days * 86_400), as_json)
+    _report(_cache().prune(older_than=days * 86_400), as_json)
 
 
 @command.command("clear")
 @as_json
 def clear(as_json: bool) -> None:
     """Remove every file of the cache. The next pull fetches again."""
-    _report(UserCache.locate().clear(), as_json)
+    _report(_cache().clear(), as_json)
+
+
+def _cache() -> UserCache:
+    cache = UserCache.locate()
+    if cache.root.exists() and not cache.root.is_dir():
+        raise CacheError(f"{cache.root} is not a directory", "set FI_TUNECACHE_DIR to one")
+    return cache
 
 
 def _report(removed: Sequence[CachedFile], as_json: bool) -> None:
     if as_json:
         print_json({"removed": [_builtins(file) for file in removed]})
     else:
-        click.echo(f"{plural(len(removed), 'file')} removed, {sum(file.size for file in removed):,} bytes")
+        print_line(f"{plural(len(removed), 'file')} removed, {sum(file.size for file in removed):,} bytes")
 
 
 def _builtins(file: CachedFile) -> dict[str, object]:
-    return {"kind": file.kind, "path": str(file.path), "bytes": file.size, "changed": _time(file).isoformat()}
+    return {"kind": file.kind, "path": path_text(file.path), "bytes": file.size, "changed": _time(file).isoformat()}
 
 
 def _time(file: CachedFile) -> datetime:
@@ -89,8 +104,12 @@ def _time(file: CachedFile) -> datetime:
 
 
 def _what(cache: UserCache, file: CachedFile) -> str:
-    if file.kind != "selections" or file.path.name.endswith(".resolution.json"):
+    if file.path.suffix == ".corrupt":
+        return "damaged, set aside"
+    if file.kind != "selections":
         return ""
+    if file.path.name.endswith(".resolution.json"):
+        return "its reasons"
     try:
         selection = read_selection(cache.read(file.path) or b"")
     except FormatError:

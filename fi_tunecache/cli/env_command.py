@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from ..environment import FACTS
+from ..environment import Environment
 from .options import as_json, environment_options, registry_option, target_from
-from .output import print_json, print_table
+from .output import environment_builtins, print_json, print_line, print_table
 
 __all__ = ["command"]
 
@@ -24,26 +24,32 @@ def command(as_json: bool, **arguments: Any) -> None:
     with `env --json > FILE` and use them elsewhere with `--environment FILE`.
     """
     target = target_from(arguments)
-    reasons = dict(target.undetermined)
     environment = target.environment
+    reasons = {fact: target.reason(fact) for fact in environment.undetermined()}
     if as_json:
         print_json(
             {
-                "environment": {name: environment.raw(name) for name in environment.names()},
+                "environment": environment_builtins(environment),
                 "compared": environment.identity(),
                 "origin": target.origin,
-                "undetermined": {
-                    name: reasons.get(name, "not given")
-                    for name in environment.names()
-                    if environment.raw(name) is None
-                },
+                "undetermined": reasons,
             }
         )
         return
-    rows = []
-    for name in environment.names():
-        value = environment.fact(name) or environment.raw(name)
-        rows.append((name, value if value is not None else f"undetermined: {reasons.get(name, 'not given')}"))
-    print_table(f"Facts {target.origin}", ("fact", "value"), rows)
-    if all(environment.raw(name) for name in FACTS):
-        click.echo("All facts are known: `fi-tunecache resolve` shows what fits.")
+    print_line(f"Facts {target.origin}")
+    print_table(
+        ("fact", "value"),
+        [(name, _value(environment, name, reasons.get(name))) for name in environment.names()],
+        wrap=("value",),
+    )
+    if None in environment.identity().values():
+        print_line("What is undetermined matches nothing: give it with --fact, or all with --environment or --like.")
+    else:
+        print_line("All facts are known: `fi-tunecache resolve` shows what fits.")
+
+
+def _value(environment: Environment, fact: str, reason: str | None) -> str:
+    """A fact as it is compared."""
+    if reason is not None:
+        return f"undetermined: {reason}"
+    return environment.fact(fact) or f"undetermined: {environment.raw(fact)} is what FlashInfer guesses"

@@ -92,12 +92,14 @@ def match_options(command: _Command) -> _Command:
 
 
 def _facts(given: tuple[str, ...]) -> Mapping[str, str]:
-    facts = {}
+    facts: dict[str, str] = {}
     for item in given:
         name, separator, value = item.partition("=")
         if not separator or not value:
             raise UsageError(f"--fact {item[:80]!r} is not NAME=VALUE", "write it like --fact cudnn_version=91900")
-        facts[name.strip()] = value.strip()
+        name, value = name.strip(), value.strip()
+        if facts.setdefault(name, value) != value:
+            raise UsageError(f"--fact gives two values for {name[:80]}", "give one")
     return facts
 
 
@@ -111,16 +113,29 @@ def target_from(arguments: Mapping[str, Any]) -> Target:
         gpu_index=arguments["gpu_index"],
         probe=arguments["probe"],
     )
-
     return find_target(options, registry_names(arguments["registries"], os.environ), note)
 
 
 def request_from(target: Target, arguments: Mapping[str, Any]) -> Request:
-    """The request that the options of :func:`match_options` and :data:`registry_option` describe."""
+    """The request that the options of :func:`match_options` and :data:`registry_option` describe.
+
+    Raises HardwareError where the GPU or FlashInfer's version is undetermined.
+    """
+    target.require_folder()
     return Request(
         environment=target.environment,
         registries=registry_names(arguments["registries"], os.environ),
-        level=MatchLevel.parse(arguments["level"] or os.environ.get("FI_TUNECACHE_MATCH") or "exact"),
+        level=_level(arguments["level"]),
         policy=MeasurementPolicy.from_execution_mode(arguments["execution_mode"]),
         skip_ops=frozenset(arguments["skip_ops"]),
     )
+
+
+def _level(given: str | None) -> MatchLevel:
+    named = os.environ.get("FI_TUNECACHE_MATCH")
+    if given is None and named:
+        try:
+            return MatchLevel.parse(named)
+        except UsageError as error:
+            raise UsageError(f"FI_TUNECACHE_MATCH: {error.problem}", error.next_step) from None
+    return MatchLevel.parse(given or "exact")

@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-__all__ = ["other_level_line", "plural", "print_json", "print_table"]
+from ..environment import Environment
+from ..errors import UsageError
+
+__all__ = [
+    "environment_builtins",
+    "help_without_command",
+    "other_level_line",
+    "path_text",
+    "plural",
+    "print_json",
+    "print_line",
+    "print_table",
+]
+
+_NARROWEST = 80
+
+
+def help_without_command(context: click.Context) -> None:
+    """Print a group's help where no command was named, which is wrong usage."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+        context.exit(UsageError.exit_code)
 
 
 def print_json(value: Any) -> None:
@@ -16,25 +38,53 @@ def print_json(value: Any) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
+def print_line(text: object = "") -> None:
+    """A line. What can't be printed is replaced: names come from outside and could drive the terminal."""
+    click.echo(_printable(text))
+
+
+def _printable(text: object) -> str:
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
+
+
+def path_text(path: Path) -> str:
+    """A path for JSON, which has no form for bytes that are not UTF-8."""
+    return click.format_filename(path)
+
+
+def environment_builtins(environment: Environment) -> dict[str, str | None]:
+    """The JSON form of an environment in every document: all facts, undetermined ones null."""
+    return {name: environment.raw(name) for name in environment.names()}
+
+
 def print_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Iterable[str] = ()
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Iterable[str] = (), wrap: Iterable[str]
 ) -> None:
-    """A table that adapts to the terminal; ``numbers`` names the columns to align right."""
+    """A table that adapts to the terminal, and is not folded in a file or a pipe.
+
+    Parameters
+    ----------
+    numbers
+        The columns to align right.
+    wrap
+        The columns that may be folded; the others must fit into 80 characters.
+    """
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
-    right = set(numbers)
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        justify: Any = "right" if column in numbers else "left"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=column not in wrap)
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
+        table.add_row(*(Text(_printable(cell)) for cell in row))
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 200  # for a file or a pipe, don't fold as if it were a small terminal
-    console.print(table)
+    console.width = max(console.width, _NARROWEST) if console.is_terminal else 1_000_000
+    with console.capture() as capture:
+        console.print(table)
+    for line in capture.get().splitlines():
+        click.echo(line.rstrip(), color=True)
 
 
 def plural(count: int, singular: str, many: str | None = None) -> str:
@@ -46,4 +96,6 @@ def other_level_line(here: int, level: str, entries: int, bundles: int) -> str:
     """What the other match level would have given."""
     if entries == here:
         return f"--match {level} would give the same number of entries."
+    if not entries:
+        return f"--match {level} would give nothing."
     return f"--match {level} would give {plural(entries, 'entry', 'entries')} of {plural(bundles, 'bundle')}."

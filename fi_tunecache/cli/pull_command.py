@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
+from msgspec import Struct
 
 from ..atomic_file import write_atomic
-from ..errors import CacheError, UsageError
+from ..errors import CacheError, HardwareError, UsageError
 from ..retrieval import Pulled, pull
 from ..target import Target
 from ..user_cache import UserCache
 from .options import as_json, environment_options, match_options, note, registry_option, request_from, target_from
-from .output import other_level_line, plural, print_json
+from .output import environment_builtins, other_level_line, path_text, plural, print_json, print_line
 
 __all__ = ["command"]
+
+
+class _Verdict(Struct, frozen=True):
+    bundle: str
+    taken: int
+
+
+class _Dropped(Struct, frozen=True):
+    bundle: str
+    line: str
+
+
+class _Reasons(Struct, frozen=True):
+    """What is printed of a resolution, which on a hit is the file beside the selection."""
+
+    bundles: tuple[_Verdict, ...] = ()
+    dropped: tuple[_Dropped, ...] = ()
+
+    @property
+    def unused(self) -> int:
+        return sum(not verdict.taken for verdict in self.bundles)
 
 
 @click.command("pull")
@@ -49,84 +72,119 @@ def command(destination: str, offline: bool, as_json: bool, **arguments: Any) ->
     finally:
         for notice in cache.notices:
             note(notice)
-    if file is None and pulled.not_stored is not None:
-        raise CacheError(pulled.not_stored, "or write a file with --to FILE")
     if pulled.not_stored is not None:
+        if file is None:
+            raise CacheError(pulled.not_stored, "or write a file with --to FILE")
         note(f"not kept in the cache: {pulled.not_stored}")
     if file is not None:
         from ..materialisation import stamped
 
-        write_atomic(
-            file, stamped(pulled.selection, pulled.data, target.environment), advice="choose another file with --to"
-        )
+        data = stamped(pulled.selection, pulled.data, target.environment)
+        write_atomic(Path(os.path.realpath(file)), data, advice="choose another file with --to")
     stored = None if pulled.not_stored else cache.selection_path(pulled.selection.id)
     milliseconds = (time.perf_counter() - started) * 1000
+    reasons = _reasons(pulled, cache)
     if as_json:
-        print_json(_builtins(pulled, target, stored, file))
+        print_json(_builtins(pulled, target, reasons, stored, file))
     else:
-        _print(pulled, target, stored, file, milliseconds)
+        _print(pulled, target, reasons, stored, file, milliseconds)
     return 0
 
 
 def _output_file(destination: str, target: Target) -> Path:
-    if destination == "flashinfer":
-        raise UsageError("--to flashinfer is not there yet", "use --to FILE, or ./flashinfer for a file of that name")
+    if destination in ("", "flashinfer"):
+        problem = "is not there yet" if destination else "names no file"
+        raise UsageError(f"--to {destination!r} {problem}", "use --to FILE, such as --to tuned.json")
     if missing := target.environment.undetermined():
-        reasons = dict(target.undetermined)
-        detail = "; ".join(f"{fact}: {reasons.get(fact, 'not given')}" for fact in missing)
-        raise UsageError(
-            f"can't write a file for FlashInfer, which ignores one that lacks a fact ({detail})",
+        reasons = "; ".join(f"{fact}: {target.reason(fact).partition('; ')[0]}" for fact in missing)
+        raise HardwareError(
+            f"FlashInfer would ignore a file that lacks a fact ({reasons})",
             f"give it with --fact {missing[0]}=VALUE, or all with --environment FILE or --like",
         )
     file = Path(destination)
-    if file.is_dir():
-        raise UsageError(f"{destination} is a directory", "name a file, such as tuned.json")
+    if file.exists() and not file.is_file():  # such as a directory, /dev/null or a pipe: it would be replaced
+        raise UsageError(f"{destination} is there and not a file", "name a new file, such as tuned.json")
     return file
 
 
-def _print(pulled: Pulled, target: Target, stored: Path | None, file: Path | None, milliseconds: float) -> None:
+def _reasons(pulled: Pulled, cache: UserCache) -> _Reasons | None:
+    if pulled.resolution is not None:
+        from ..materialisation import resolution_builtins
+
+        return msgspec.convert(resolution_builtins(pulled.resolution), _Reasons)
+    try:
+        return msgspec.json.decode(cache.read(cache.resolution_path(pulled.selection.id)) or b"", type=_Reasons)
+    except (CacheError, msgspec.DecodeError):
+        return None
+
+
+def _print(
+    pulled: Pulled,
+    target: Target,
+    reasons: _Reasons | None,
+    stored: Path | None,
+    file: Path | None,
+    milliseconds: float,
+) -> None:
     selection, environment = pulled.selection, target.environment
     names = ", ".join(name if revision is None else f"{name}@{revision[:7]}" for name, revision in selection.registries)
-    click.echo(
+    print_line(
         f"{plural(selection.entries, 'entry', 'entries')} for {environment.gpu}, flashinfer "
         f"{environment.flashinfer_version} ({selection.level}) from {names} in {milliseconds:.0f} ms"
         f"{' (cached)' if pulled.hit else ''}"
     )
+    raced = {
+        True: "FlashInfer's default took part in the race",
+        False: "FlashInfer's default took no part in the race",
+        None: "not known whether FlashInfer's default raced",
+    }
     for bundle in selection.bundles:
-        raced = {
-            True: "the default raced",
-            False: "the default did not race",
-            None: "not known whether the default raced",
-        }
-        click.echo(
-            f"  bundle {bundle.bundle_id}: {plural(bundle.entries, 'entry', 'entries')} ({raced[bundle.default_raced]})"
-        )
-    for dropped in pulled.resolution.dropped if pulled.resolution else ():
-        click.echo(f"    {dropped}")
+        entries = plural(bundle.entries, "entry", "entries")
+        print_line(f"  bundle {bundle.bundle_id}: {entries} ({raced[bundle.default_raced]})")
+        for dropped in reasons.dropped if reasons else ():
+            if dropped.bundle == bundle.bundle_id:
+                print_line(f"    {dropped.line}")
+    if reasons is None:
+        print_line("  What was dropped is not in the cache: `fi-tunecache resolve` tells it.")
+    elif reasons.unused:
+        print_line(f"  {plural(reasons.unused, 'other bundle')} not used: `fi-tunecache resolve` tells why.")
     other = selection.other_level
-    click.echo(other_level_line(selection.entries, other.level.value, other.entries, other.bundles))
+    print_line(other_level_line(selection.entries, other.level.value, other.entries, other.bundles))
     if stored is not None:
-        click.echo(f"Selection: {stored}")
+        print_line(f"Selection: {stored}")
     if file is not None:
-        click.echo(f'Wrote {file}; load it with flashinfer.autotune(False, cache="{file}")')
+        print_line(f'Wrote {file}; load it with flashinfer.autotune(False, cache="{file}")')
         if target.described:
-            click.echo(f"It loads only where FlashInfer computes the same facts ({target.origin}).")
+            print_line(f"It loads only where FlashInfer computes the same facts ({target.origin}).")
 
 
-def _builtins(pulled: Pulled, target: Target, stored: Path | None, file: Path | None) -> dict[str, Any]:
+def _builtins(
+    pulled: Pulled, target: Target, reasons: _Reasons | None, stored: Path | None, file: Path | None
+) -> dict[str, Any]:
     selection = pulled.selection
     return {
         "selection": selection.id,
-        "path": None if stored is None else str(stored),
-        "file": None if file is None else str(file),
+        "path": None if stored is None else path_text(stored),
+        "file": None if file is None else path_text(file),
         "hit": pulled.hit,
         "match": selection.level.value,
         "policy": selection.policy,
         "entries": selection.entries,
-        "environment": target.environment.metadata(),
+        "environment": environment_builtins(target.environment),
         "origin": target.origin,
         "registries": [{"name": name, "revision": revision} for name, revision in selection.registries],
-        "bundles": [msgspec.to_builtins(bundle) for bundle in selection.bundles],
+        "bundles": [
+            {
+                "bundle": bundle.bundle_id,
+                "sha256": bundle.sha256,
+                "registry": bundle.registry,
+                "entries": bundle.entries,
+                "default_raced": bundle.default_raced,
+            }
+            for bundle in selection.bundles
+        ],
+        "unused_bundles": None if reasons is None else reasons.unused,
+        "dropped": None if reasons is None else msgspec.to_builtins(reasons.dropped),
         "other_match": {
             "match": selection.other_level.level.value,
             "entries": selection.other_level.entries,

@@ -13,9 +13,9 @@ from ..resolution import Resolution
 from ..retrieval import no_match, resolve
 from ..user_cache import UserCache
 from .options import as_json, environment_options, match_options, registry_option, request_from, target_from
-from .output import other_level_line, plural, print_json
+from .output import environment_builtins, other_level_line, plural, print_json, print_line
 
-__all__ = ["command", "print_resolution"]
+__all__ = ["command"]
 
 
 @click.command("resolve")
@@ -35,6 +35,7 @@ def command(as_json: bool, **arguments: Any) -> int:
         print_json(
             {
                 **resolution_builtins(asked),
+                "environment": environment_builtins(asked.environment),
                 "origin": target.origin,
                 "registries": list(request.registries),
                 "selection": request.selection_id,
@@ -43,31 +44,26 @@ def command(as_json: bool, **arguments: Any) -> int:
             }
         )
         return 0 if asked.chosen else NoMatchError.exit_code
-    click.echo(f"{describe_environment(asked)} ({target.origin})")
-    print_resolution(asked, other)
+    print_line(f"{target.environment.gpu}, flashinfer {target.environment.flashinfer_version} ({target.origin})")
+    _print_resolution(asked, other)
     if not asked.chosen:
         raise no_match(asked, other, [open_tree(name) for name in request.registries])
     return 0
 
 
-def describe_environment(resolution: Resolution) -> str:
-    environment = resolution.environment
-    return f"{environment.gpu}, flashinfer {environment.flashinfer_version}"
-
-
-def print_resolution(asked: Resolution, other: Resolution) -> None:
+def _print_resolution(asked: Resolution, other: Resolution) -> None:
     """Every candidate and every dropped group of entries, a line each, and the other level in one."""
     bundles = plural(len(asked.used), "bundle")
-    click.echo(
+    print_line(
         f"{plural(len(asked.chosen), 'entry', 'entries')} of {bundles} at match level {asked.level}, "
         f"policy {asked.policy}"
     )
     for verdict in asked.verdicts:
-        click.echo(f"  {verdict}")
+        print_line(f"  {verdict}")
         for dropped in asked.dropped:
             if dropped.bundle_id == verdict.bundle_id:
-                click.echo(f"    {dropped}")
+                print_line(f"    {dropped}")
     if not asked.chosen and asked.nearest is not None:
         differing = "; ".join(map(str, asked.nearest.rejected or asked.nearest.differing))
-        click.echo(f"Nearest bundle not used: {asked.nearest.bundle_id} ({differing})")
-    click.echo(other_level_line(len(asked.chosen), other.level.value, len(other.chosen), len(other.used)))
+        print_line(f"Nearest bundle not used: {asked.nearest.bundle_id} ({differing})")
+    print_line(other_level_line(len(asked.chosen), other.level.value, len(other.chosen), len(other.used)))

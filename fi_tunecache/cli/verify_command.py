@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from ..errors import FormatError
+from ..errors import FormatError, UsageError
 from ..registry import open_registry
-from ..registry_tree import EMBEDDED, registry_names
+from ..registry_tree import DESCRIPTOR, EMBEDDED, registry_names
 from ..user_cache import UserCache
 from ..verification import Report, verify_cache, verify_file, verify_registry
 from .options import as_json
-from .output import plural, print_json
+from .output import plural, print_json, print_line
 
 __all__ = ["command"]
 
@@ -30,18 +30,18 @@ def command(target: str | None, as_json: bool) -> int:
     if target == "cache":
         cache = UserCache.locate()
         reports[str(cache.root)] = verify_cache(cache)
-    elif target is not None and target != EMBEDDED and not (Path(target) / "registry.json").is_file():
-        reports[target] = verify_file(Path(target))
-    else:
+    elif target is None or target == EMBEDDED or Path(target, DESCRIPTOR).is_file():
         for name in registry_names((target,) if target else (), os.environ):
             reports[name] = verify_registry(open_registry(_as_path(name)))
+    else:
+        reports[target] = _verify_path(Path(target))
     problems = sum(len(report.problems) for report in reports.values())
     if as_json:
         print_json(
             {
                 "ok": not problems,
                 "checked": [
-                    {"target": name, "checked": report.checked, "problems": list(report.problems)}
+                    {"target": name, "sort": report.sort, "count": report.checked, "problems": list(report.problems)}
                     for name, report in reports.items()
                 ],
             }
@@ -49,9 +49,20 @@ def command(target: str | None, as_json: bool) -> int:
     else:
         for name, report in reports.items():
             for problem in report.problems:
-                click.echo(f"problem: {problem}")
-            click.echo(f"{name}: {report.checked} checked, {plural(len(report.problems), 'problem')}")
+                print_line(f"problem: {problem}")
+            many = {"file": "files", "entry": "entries"}[report.sort]
+            checked = plural(report.checked, report.sort, many)
+            print_line(f"{name}: {checked} checked, {plural(len(report.problems), 'problem')}")
     return FormatError.exit_code if problems else 0
+
+
+def _verify_path(path: Path) -> Report:
+    try:
+        return verify_file(path)
+    except UsageError as error:
+        if not path.is_dir():
+            raise
+        raise UsageError(f"{error.problem}, and no registry: it has no {DESCRIPTOR}", "check the path") from None
 
 
 def _as_path(name: str) -> str:

@@ -1,0 +1,53 @@
+"""Fixtures that several test modules share."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from real_flashinfer import RealFlashInfer
+
+
+@pytest.fixture(scope="session")
+def flashinfer_folder() -> Callable[[str], Path]:
+    """Where a release of flashinfer-python is installed. Fails, rather than skips, where it is not."""
+
+    def folder(version: str) -> Path:
+        variable = "FI_TUNECACHE_TEST_FLASHINFER"
+        root = os.environ.get(variable)
+        if not root:
+            pytest.fail(f"{variable} is not set; scripts/check installs FlashInfer's releases and sets it")
+        found = Path(root, version)
+        if not (found / "flashinfer").is_dir():
+            pytest.fail(f"{variable}={root} holds no FlashInfer {version}; scripts/check installs it")
+        return found
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def flashinfer(
+    flashinfer_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], RealFlashInfer]]:
+    """The real FlashInfer of a version; started once, at its first use."""
+    running: dict[str, RealFlashInfer] = {}
+
+    def start(version: str) -> RealFlashInfer:
+        if version not in running:
+            running[version] = RealFlashInfer(flashinfer_folder(version), tmp_path_factory.mktemp("flashinfer"))
+        return running[version]
+
+    yield start
+    for process in running.values():
+        process.close()
+
+
+@pytest.fixture
+def shared_path() -> Iterator[Path]:
+    """A directory that every user may enter, unlike ``tmp_path``."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
