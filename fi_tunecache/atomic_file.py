@@ -46,10 +46,8 @@ def write_atomic(path: Path, data: bytes, *, advice: str, mode: int = 0o644) -> 
                 temporary.unlink()
             raise
     except OSError as error:
-        reason = error.strerror or str(error)
-        if error.filename not in (None, str(path), str(temporary)):
-            reason += f": {error.filename}"
-        raise CacheError(f"{path} can't be written ({reason})", advice) from error
+        where = "" if error.filename in (None, str(path), str(temporary)) else f": {error.filename}"
+        raise CacheError(f"{path} can't be written ({error.strerror}{where})", advice) from error
 
 
 def is_temporary(name: str) -> bool:

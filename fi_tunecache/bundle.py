@@ -203,7 +203,7 @@ def _read_lookup(stored: _StoredLookup, entries: Mapping[str, Entry]) -> Lookup:
     won = entries[texts[stored.winner]].key
     # The entry's key was parsed. If op, runner and extras are its own, so is the profile between them.
     runner, extras = stored.runners[stored.winner]
-    if (stored.custom_op, runner, parse_extras(extras)) != (won.custom_op, won.runner, won.extras):
+    if stored.custom_op != won.custom_op or runner != won.runner or parse_extras(extras) != won.extras:
         raise FormatError(
             f"a lookup of {stored.custom_op[:80]} is not what its winner's key says", "tell the publisher"
         )

@@ -8,6 +8,7 @@ both, and a fact that is undetermined equals nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -91,5 +92,10 @@ def must_facts(lookup: Lookup, facts: tuple[str, ...], *, raced_alone: bool) -> 
     raced_alone
         Whether the lookup's runner had no rival, neither here nor in another lookup of the same shape.
     """
-    families = {family_of(key.custom_op, key.runner) for key in lookup.keys}
+    return _must_facts(lookup.custom_op, lookup.runners, facts, raced_alone)
+
+
+@lru_cache(maxsize=4096)
+def _must_facts(custom_op: str, runners: tuple[str, ...], facts: tuple[str, ...], raced_alone: bool) -> frozenset[str]:
+    families = {family_of(custom_op, runner) for runner in runners}
     return frozenset().union(*(family.must_facts(raced_alone, facts) for family in families))

@@ -35,7 +35,7 @@ DEFAULT_TACTIC = -1
 _INT64 = range(-(2**63), 2**63)
 
 
-class Entry(Struct, frozen=True):
+class Entry(Struct, frozen=True, gc=False):
     """One tuned result.
 
     ``runner`` is the class that the value names; an entry is served only where it equals
@@ -72,7 +72,7 @@ class LegacyEntry(Struct, frozen=True):
     tactic: Tactic
 
 
-class Lookup(Struct, frozen=True):
+class Lookup(Struct, frozen=True, gc=False):
     """One question of the autotuner, with its answer.
 
     ``keys`` are those that FlashInfer looks for, one a runner, in the caller's order; they share

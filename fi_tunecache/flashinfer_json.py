@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from sys import intern
 from typing import Any
 
 from msgspec import Struct
@@ -105,12 +106,12 @@ def read_cache_file(data: bytes, *, source: str = "") -> CacheFile:
                 raise FormatError(f"{error.problem}, at {text[:120]}", error.next_step or "remove the entry") from None
             try:
                 key = Key.parse(text)
-            except FormatError:
+            except FormatError as error:
                 if not is_legacy_key(text):
-                    raise
+                    raise FormatError(error.problem, error.next_step or "remove the entry") from None
                 legacy.append(LegacyEntry(text, runner, tactic))
             else:
-                entries.append(Entry(key, runner, tactic, policy, selection))
+                entries.append(Entry(key, intern(runner), tactic, policy, selection))
     return CacheFile(
         entries=tuple(entries),
         metadata=fields.get(_METADATA),

@@ -36,10 +36,10 @@ class Folder(Struct, frozen=True, order=True):
     @classmethod
     def parse(cls, text: str) -> Folder:
         """Read ``VERSION/DEVICE``; a device's true name is taken for its slug."""
-        version, separator, device = text.partition("/")
-        if not separator or not device:
+        version, _, device = text.partition("/")
+        if not device:
             raise UsageError(f"{text[:80]!r} does not name a version and a device", "write it like 0.7.4/nvidia-h200")
-        return cls(version, device if _SLUG.fullmatch(device) else Device(device).slug)
+        return cls(version, Device(device).slug)
 
     @classmethod
     def of(cls, environment: Environment) -> Folder:

@@ -12,7 +12,8 @@ import ast
 import math
 import re
 from functools import lru_cache
-from typing import TypeAlias, Union
+from sys import intern
+from typing import Annotated, TypeAlias, Union
 
 import msgspec
 from msgspec import Struct
@@ -52,7 +53,9 @@ Extra: TypeAlias = Union[bool, int, float, str, Dtype, tuple["Extra", ...], list
 """What ``get_cache_key_extras`` may hold: scalars, dtypes, and tuples or lists of them."""
 
 
-class Key(Struct, frozen=True):
+# gc=False here and in what is made per entry: there are no cycles, and without it
+# half of the time of a large resolution is spent looking for some.
+class Key(Struct, frozen=True, gc=False):
     """The four fields that name an entry. ``str()`` and :meth:`parse` are inverse.
 
     ``text`` is the key as FlashInfer prints it; it is made from the other fields where it is
@@ -91,7 +94,10 @@ class Key(Struct, frozen=True):
         if match is None:
             raise _malformed(text)
         custom_op, runner, profile, extras = match.groups()
-        return cls(custom_op, runner, parse_profile(profile), parse_extras(extras), text)
+        if not (custom_op + runner).isprintable():  # str() would have escaped it
+            raise _malformed(text)
+        # Interned: 100,000 keys hold a handful of names.
+        return cls(intern(custom_op), intern(runner), parse_profile(profile), parse_extras(extras), text)
 
     def __str__(self) -> str:
         return self.text
@@ -110,7 +116,8 @@ _SHAPE = rf"\((?:{_INT}(?:,|(?:, {_INT})+))?\)"
 _PROFILE = rf"\((?:{_SHAPE}(?:,|(?:, {_SHAPE})+))?\)"
 _KEY = re.compile(rf"\('([^'\\\n]+)', '([^'\\\n]+)', ({_PROFILE}), (\(.*\))\)", re.ASCII)
 _LEGACY_KEY = re.compile(rf"\('[^'\\\n]+', '[^'\\\n]+', {_PROFILE}\)", re.ASCII)
-_profile_decoder = msgspec.json.Decoder(tuple[tuple[int, ...], ...])
+_Size: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_profile_decoder = msgspec.json.Decoder(tuple[tuple[_Size, ...], ...])
 
 
 def is_legacy_key(text: str) -> bool:
@@ -131,14 +138,11 @@ def _malformed(text: str) -> FormatError:
 
 
 def parse_profile(text: str) -> Profile:
-    """Read ``((1, 2048), (0,))``; raises FormatError for anything that is not a tuple of shapes."""
+    """Read ``((1, 2048), (0,))``; raises FormatError for anything that is not a tuple of shapes of 64-bit integers."""
     try:
-        profile = _profile_decoder.decode(text.replace(",)", ")").replace("(", "[").replace(")", "]"))
+        return _profile_decoder.decode(text.replace(",)", ")").replace("(", "[").replace(")", "]"))
     except (msgspec.DecodeError, RecursionError):
         raise FormatError(f"not a profile as FlashInfer writes it: {text[:80]}") from None
-    if any(size not in _INT64 for shape in profile for size in shape):
-        raise FormatError(f"a profile holds an integer of more than 64 bits: {text[:80]}")
-    return profile
 
 
 @lru_cache(maxsize=4096)

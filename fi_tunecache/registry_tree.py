@@ -75,15 +75,17 @@ class DirectoryTree:
         return None if data is None else hashlib.sha256(data).hexdigest()[:16]
 
     def folders(self) -> tuple[Folder, ...]:
-        found = []
         try:
-            for manifest in self._root.glob("*/*/manifest.json"):
-                try:
-                    found.append(Folder(manifest.parent.parent.name, manifest.parent.name))
-                except UsageError:
-                    continue  # not ours: a registry may lie in a folder with other things
+            versions = list(self._root.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
         except OSError as error:
-            raise RegistryError(f"{self._name}: can't be listed ({error.strerror})", "check its permissions") from error
+            raise RegistryError(f"{self._name} can't be listed ({error.strerror})", "check its permissions") from error
+        found = []
+        for version in versions:
+            for manifest in version.glob("*/manifest.json"):
+                with contextlib.suppress(UsageError):  # not ours: a registry may lie in a folder with other things
+                    found.append(Folder(version.name, manifest.parent.name))
         return tuple(sorted(found))
 
     def read(self, path: str, limit: int) -> bytes | None:

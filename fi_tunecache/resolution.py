@@ -111,8 +111,8 @@ class Judgement(Struct, frozen=True):
 class Verdict(Struct, frozen=True):
     """The outcome for one candidate bundle, one line.
 
-    ``taken`` is the number of entries it provides, ``elsewhere`` of those for whose key another
-    bundle does; the others are dropped, each in one :class:`Dropped` line. ``differing`` facts of a
+    ``taken`` is the number of entries it provides, ``elsewhere`` of those whose
+    lookup or key another bundle answers; the others are dropped, each in one :class:`Dropped` line. ``differing`` facts of a
     bundle that is used concern performance only, or not the runners that are taken.
     """
 
@@ -132,13 +132,13 @@ class Verdict(Struct, frozen=True):
             )
         line = f"bundle {self.bundle_id}: {self.taken} of {self.entries} entries"
         if self.elsewhere:
-            line += f", {self.elsewhere} provided by another bundle"
+            line += f", {self.elsewhere} answered by another bundle"
         if self.differing:
             line += f" (differs in {'; '.join(map(str, self.differing))})"
         return line
 
 
-class Chosen(Struct, frozen=True):
+class Chosen(Struct, frozen=True, gc=False):
     """An entry of the selection and the bundle that provides it."""
 
     entry: Entry
@@ -176,7 +176,7 @@ def _distance(verdict: Verdict) -> tuple[bool, int, int]:
     return out_of_question, len(verdict.differing), -verdict.entries
 
 
-class _Group(Struct, frozen=True):
+class _Group(Struct, frozen=True, gc=False):
     """All runners that raced for one lookup, and the entry that won."""
 
     lookup: Lookup
@@ -194,7 +194,7 @@ class _Group(Struct, frozen=True):
         return self.entry.key.custom_op, self.entry.key.profile
 
 
-class _Refused(Struct, frozen=True):
+class _Refused(Struct, frozen=True, gc=False):
     group: _Group
     cause: Cause
     rivals: tuple[str, ...] = ()
@@ -267,6 +267,12 @@ def choose(
     chosen: dict[str, Chosen] = {}
     for group in served:
         chosen.setdefault(group.entry.key.text, Chosen(group.entry, group.bundle_id))
+    served_texts = {group.texts for group in served}
+    answered = {
+        (group.bundle_id, group.entry.key.text)
+        for group in offered
+        if group.entry.key.text not in chosen and group.texts in served_texts
+    }
     # What goes for the bundle that was to provide a lookup goes for the others that could have.
     lost = {item.group.texts: item for item in conflicts}
     for group in offered:
@@ -277,10 +283,10 @@ def choose(
         environment=environment,
         level=level,
         policy=policy,
-        chosen=dict(sorted(chosen.items())),
+        chosen={text: chosen[text] for text in sorted(chosen)},
         lookups=tuple(group.lookup for group in served if group.recorded),
-        verdicts=tuple(_verdict(judgement, chosen) for judgement in judged),
-        dropped=_summarise(refused, chosen),
+        verdicts=tuple(_verdict(judgement, chosen, answered) for judgement in judged),
+        dropped=_summarise(refused, chosen, answered),
     )
 
 
@@ -319,6 +325,7 @@ def _valid_groups(
     groups: list[_Group], differing: Collection[FactDifference], facts: tuple[str, ...], skip_ops: frozenset[str]
 ) -> tuple[list[_Group], list[_Refused]]:
     """Split groups into those whose facts are equal here and those to drop, each with its first cause."""
+    facts = (*facts, *(difference.fact for difference in differing))
     valid: list[_Group] = []
     refused: list[_Refused] = []
     for group in groups:
@@ -363,7 +370,7 @@ def _first_difference(
 ) -> FactDifference | None:
     if not differing:
         return None
-    must = must_facts(group.lookup, (*facts, *(difference.fact for difference in differing)), raced_alone=raced_alone)
+    must = must_facts(group.lookup, facts, raced_alone=raced_alone)
     return next((difference for difference in differing if difference.fact in must), None)
 
 
@@ -383,17 +390,19 @@ def _consistent(groups: list[_Group], unserved: list[_Group]) -> tuple[list[_Gro
         *before, winner = texts[: group.lookup.winner + 1]
         held = present.get(winner)
         fits = held is None or (held.tactic, held.policy) == (group.entry.tactic, group.entry.policy)
-        if not fits or winner in absent or any(text in present for text in before):
+        if not fits or winner in absent or not present.keys().isdisjoint(before):
             refused.append(_Refused(group, Rule.CONTRADICTED))
             continue
         absent.update(before)
         present.setdefault(winner, group.entry)
         served[texts] = group
 
+    waiting = [group for group in (*unserved, *(item.group for item in refused)) if len(group.lookup.keys) > 1]
+    if not waiting:
+        return list(served.values()), refused
     by_winner: dict[str, list[_Group]] = {}
     for group in served.values():
         by_winner.setdefault(group.lookup.winning_key.text, []).append(group)
-    waiting = [group for group in (*unserved, *(item.group for item in refused)) if len(group.lookup.keys) > 1]
     while waiting:
         texts = waiting.pop().texts
         while (hit := next((text for text in texts if text in present), None)) is not None:
@@ -406,33 +415,40 @@ def _consistent(groups: list[_Group], unserved: list[_Group]) -> tuple[list[_Gro
     return list(served.values()), refused
 
 
-def _verdict(judgement: Judgement, chosen: Mapping[str, Chosen]) -> Verdict:
+def _verdict(judgement: Judgement, chosen: Mapping[str, Chosen], answered: Collection[tuple[str, str]]) -> Verdict:
     row, bundle = judgement.candidate.row, judgement.candidate.bundle
-    provider = [chosen[text].bundle_id for text in (bundle.entries if bundle else ()) if text in chosen]
-    taken = 0 if judgement.rejected else provider.count(row.bundle_id)
+    bundle_id = row.bundle_id
+    taken = elsewhere = 0
+    for text in bundle.entries if bundle is not None and not judgement.rejected else ():
+        provider = chosen.get(text)
+        if provider is not None and provider.bundle_id == bundle_id:
+            taken += 1
+        elif provider is not None or (bundle_id, text) in answered:
+            elsewhere += 1
     return Verdict(
         registry=judgement.candidate.registry,
-        bundle_id=row.bundle_id,
+        bundle_id=bundle_id,
         tuned_in=row.tuned_in,
         entries=row.entry_count,
         taken=taken,
-        elsewhere=0 if judgement.rejected else len(provider) - taken,
+        elsewhere=elsewhere,
         differing=judgement.differing,
         rejected=judgement.rejected,
     )
 
 
-def _summarise(refused: Iterable[_Refused], chosen: Mapping[str, Chosen]) -> tuple[Dropped, ...]:
+def _summarise(
+    refused: Iterable[_Refused], chosen: Mapping[str, Chosen], answered: Collection[tuple[str, str]]
+) -> tuple[Dropped, ...]:
     """Entries dropped for one cause become one line, in the order in which they were met.
 
-    An entry counts once, with its first cause, and not where another lookup or bundle brought an
-    answer for its key after all.
+    An entry counts once, with its first cause, and not where another bundle answers for it.
     """
     causes: dict[tuple[str, str], _Refused] = {}
     for item in refused:
-        text = item.group.entry.key.text
-        if text not in chosen:
-            causes.setdefault((item.group.bundle_id, text), item)
+        entry = (item.group.bundle_id, item.group.entry.key.text)
+        if entry[1] not in chosen and entry not in answered:
+            causes.setdefault(entry, item)
     counts: dict[tuple[str, Cause, str, str, tuple[str, ...]], int] = {}
     for item in causes.values():
         key: Key = item.group.entry.key

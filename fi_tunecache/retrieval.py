@@ -112,9 +112,9 @@ def _held(cache: UserCache, selection_id: str) -> Pulled | None:
         data = cache.read(path)
         if data is None:
             return None
-        selection = read_selection(data, source=path.name)
+        selection = read_selection(data)
         if selection.id != selection_id:
-            raise FormatError("its id is not its name", source=path.name)
+            raise FormatError("its id is not its name")
     except CacheError as error:
         cache.notices.append(str(error))
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Literal, TypeAlias, Union
 
 import msgspec
@@ -98,7 +98,8 @@ class _Data(Struct, frozen=True, forbid_unknown_fields=True):
 
 @lru_cache(maxsize=1)
 def _bytes() -> bytes:
-    return files(__package__).joinpath("runner_families.json").read_bytes()
+    # importlib.resources would cost 5 ms of every start, and a registry needs real files anyway.
+    return Path(__file__).with_name("runner_families.json").read_bytes()
 
 
 @lru_cache(maxsize=1)
@@ -140,6 +141,7 @@ def family_of(custom_op: str, runner: str) -> RunnerFamily:
     return _families()["unknown"]
 
 
+@lru_cache(maxsize=4096)
 def is_never_taken(custom_op: str) -> str | None:
     """Why entries of this op are never taken over, or None."""
     return next((never.reason for never in _data().never if never.custom_op == custom_op), None)

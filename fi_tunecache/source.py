@@ -77,9 +77,10 @@ def read_source(path: Path) -> Source:
     FormatError
         It is of the sort but malformed.
     """
-    if path.is_dir():
+    try:
+        data = _read_file(path)
+    except IsADirectoryError:
         return _read_store(path)
-    data = _read_file(path)
     if path.suffix == ".py":
         legacy = read_bundled_module(data[: MAX_MODULE_BYTES + 1], source=str(path))
         section = Section(
@@ -101,6 +102,8 @@ def _read_file(path: Path) -> bytes:
                     f"{size} bytes are more than {MAX_FILE_BYTES}", "check what wrote it", source=str(path)
                 )
             return stream.read(MAX_FILE_BYTES + 1)
+    except IsADirectoryError:
+        raise
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist", "name a v1 file, a store, a bundle or a bundled module") from None
     except OSError as error:
@@ -138,6 +141,7 @@ def _read_cache_file(path: Path, data: bytes) -> Source:
             lookups=bundle.lookups,
             provenance=bundle.provenance,
             default_raced=bundle.default_raced,
+            problems=tuple(_entry_problems(file.entries)),
         )
         return Source(path, SourceKind.BUNDLE, (section,))
     problems = list(_entry_problems(file.entries))
@@ -152,7 +156,7 @@ def _read_cache_file(path: Path, data: bytes) -> Source:
         records=len(file.records),
         problems=(*said, *problems),
     )
-    return Source(path, SourceKind.PULLED if ours else SourceKind.CACHE_FILE, (section,))
+    return Source(path, SourceKind.CACHE_FILE if ours is None else SourceKind.PULLED, (section,))
 
 
 def _environment(metadata: Mapping[str, Any] | None) -> tuple[Environment | None, tuple[str, ...]]:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import msgspec
 from msgspec import Struct
 
 from .device import Device
 from .environment import FACTS, Environment
 from .errors import FormatError, HardwareError, UsageError
 from .folder import Folder
+from .json_document import decode_json
 
 if TYPE_CHECKING:  # each is imported where it is needed: facts may come from elsewhere
     from .manifest import BundleRow
@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # each is imported where it is needed: facts may come from el
 __all__ = ["Target", "TargetOptions", "find_target"]
 
 _MAX_FILE = 64 * 1024
+_MAX_NESTING = 8
 _MAKE_FILE = "make it with `fi-tunecache env --json`"
 _GIVE = {
     "gpu": "name the GPU with --device 'NVIDIA H200'",
@@ -142,12 +143,7 @@ def _read_environment(path: Path) -> Environment:
             data = stream.read(_MAX_FILE + 1)
     except OSError as error:
         raise UsageError(f"{path} can't be read ({error.strerror})", _MAKE_FILE) from error
-    if len(data) > _MAX_FILE:
-        raise FormatError(f"more than {_MAX_FILE} bytes", _MAKE_FILE, source=str(path))
-    try:
-        content = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise FormatError(f"not JSON ({error})", _MAKE_FILE, source=str(path)) from None
+    content = decode_json(data, max_bytes=_MAX_FILE, max_nesting=_MAX_NESTING, source=str(path))
     if isinstance(content, dict) and isinstance(content.get("environment"), dict):
         content = content["environment"]
     if isinstance(content, dict) and content.keys().isdisjoint(FACTS):

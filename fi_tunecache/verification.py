@@ -82,7 +82,7 @@ def verify_cache(cache: UserCache) -> Report:
             checked += 1
             problems += _problem(partial(_check_selection, cache, file.path))
         elif name.endswith(".corrupt"):
-            problems.append(f"{file.path} was damaged and set aside; remove it with `fi-tunecache cache prune`")
+            problems.append(f"{file.path} was damaged and set aside; remove it when you have looked at it")
     return Report(checked, tuple(problems))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fi_tunecache.bundle import Bundle, Provenance
+from fi_tunecache.bundle import MARK, Bundle, Provenance
 from fi_tunecache.errors import FormatError
 from fi_tunecache.source import Section, Source, SourceKind
 
@@ -39,8 +39,8 @@ def gather(
     Raises
     ------
     FormatError
-        The source can't be published: it names no environment or not all of it, holds nothing, or
-        holds something that FlashInfer would not serve.
+        The source can't be published: it names no environment or not all of it, holds nothing,
+        something that FlashInfer would not serve, or something that was pulled rather than tuned.
     """
     if source.kind not in (SourceKind.CACHE_FILE, SourceKind.STORE):
         raise FormatError(
@@ -65,6 +65,14 @@ def _bundle(
     if section.problems or section.environment is None or not section.entries:
         problem = section.problems[0] if section.problems else "no entries"
         raise FormatError(f"can't be published: {problem}", "tune again", source=f"{source.path} ({section.name})")
+    # FlashInfer 0.7.4 keeps our mark on an entry when it saves a pulled file again, but not the file's own.
+    pulled = [entry for entry in section.entries if MARK in (entry.selection or {})]
+    if pulled:
+        raise FormatError(
+            f"can't be published: {len(pulled)} entries were pulled, not tuned, e.g. {pulled[0].key.text[:120]}",
+            "remove them, or tune without fi-tunecache",
+            source=f"{source.path} ({section.name})",
+        )
     return Bundle(
         environment=section.environment,
         entries={entry.key.text: entry for entry in section.entries},

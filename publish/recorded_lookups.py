@@ -16,9 +16,14 @@ from msgspec import Struct
 
 from fi_tunecache.entry import Entry, Lookup, Tactic, read_tactic
 from fi_tunecache.errors import FormatError
-from fi_tunecache.key import Dtype, Extra, Key, Profile
+from fi_tunecache.json_document import decode_json, naming
+from fi_tunecache.key import MAX_NESTING, Dtype, Extra, Key, Profile
 
 __all__ = ["Question", "answer", "read_questions"]
+
+
+MAX_FILE_BYTES = 64 * 1024 * 1024
+_MAX_FILE_NESTING = MAX_NESTING + 4  # a record's runners are pairs of a class and its extras
 
 
 class Question(Struct, frozen=True):
@@ -41,25 +46,26 @@ class _Record(Struct, frozen=True):
 
 def read_questions(data: bytes, *, source: str = "") -> tuple[Question, ...]:
     """Raises FormatError for anything but a list of records."""
-    try:
-        records = msgspec.json.decode(data, type=list[_Record])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise FormatError(f"not recorded lookups ({error})", source=source) from None
-    questions = []
-    for record in records:
-        shapes = record.shapes if record.profile is None else record.profile
-        if shapes is None or not record.runners:
-            raise FormatError(f"a lookup of {record.custom_op[:80]} names no shapes or no runners", source=source)
-        questions.append(
-            Question(
-                custom_op=record.custom_op,
-                runners=tuple((runner, tuple(map(_extra, extras))) for runner, extras in record.runners),
-                shapes=shapes,
-                bucketed=record.profile is not None,
-                winner=None if record.winner is None else (record.winner[0], read_tactic(record.winner[1])),
-            )
-        )
-    return tuple(questions)
+    document = decode_json(data, max_bytes=MAX_FILE_BYTES, max_nesting=_MAX_FILE_NESTING, source=source)
+    with naming(source):
+        try:
+            records = msgspec.convert(document, list[_Record])
+        except msgspec.ValidationError as error:
+            raise FormatError(f"not recorded lookups ({error})", "record them again") from None
+        return tuple(map(_question, records))
+
+
+def _question(record: _Record) -> Question:
+    shapes = record.shapes if record.profile is None else record.profile
+    if shapes is None or not record.runners:
+        raise FormatError(f"a lookup of {record.custom_op[:80]} names no shapes or no runners", "record it again")
+    return Question(
+        custom_op=record.custom_op,
+        runners=tuple((runner, tuple(map(_extra, extras))) for runner, extras in record.runners),
+        shapes=shapes,
+        bucketed=record.profile is not None,
+        winner=None if record.winner is None else (record.winner[0], read_tactic(record.winner[1])),
+    )
 
 
 def _extra(value: Any) -> Extra:
@@ -69,7 +75,7 @@ def _extra(value: Any) -> Extra:
         return Dtype(value.removeprefix("torch."))
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise FormatError(f"a lookup's extras hold a {type(value).__name__}")
+    raise FormatError(f"a lookup's extras hold a {type(value).__name__}", "record it again")
 
 
 def answer(questions: Iterable[Question], entries: Iterable[Entry], *, trust_winners: bool) -> tuple[Lookup, ...]:
@@ -108,7 +114,8 @@ def answer(questions: Iterable[Question], entries: Iterable[Entry], *, trust_win
         if trust_winners and question.winner is not None and question.winner != (given.runner, given.tactic):
             raise FormatError(
                 f"a lookup of {question.custom_op} recorded {question.winner[0]} {question.winner[1]} as its winner, "
-                f"the entries give {given.runner} {given.tactic}"
+                f"the entries give {given.runner} {given.tactic}",
+                "name the lookups of the run that gave these entries",
             )
         lookups[tuple(key.text for key in keys)] = Lookup(keys, index)
     return tuple(lookups.values())

@@ -8,7 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from command_line import CommandLine
+from hypothesis import settings
 from real_flashinfer import RealFlashInfer
+
+settings.register_profile("tests", deadline=None)  # a busy machine is no failure
+settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")
@@ -51,3 +56,13 @@ def shared_path() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
+
+
+@pytest.fixture
+def command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """Command lines in this process, with the cache and the working directory below ``tmp_path``."""
+    for name in ("FI_TUNECACHE_REGISTRY", "FI_TUNECACHE_MATCH", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FI_TUNECACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return CommandLine(tmp_path, capsys)

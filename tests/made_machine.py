@@ -66,6 +66,12 @@ def add_flashinfer(site: Path, version: str, build_meta: str | None = None) -> P
     )
 
 
+def add_unknown_flashinfer(site: Path, autotuner: str) -> Path:
+    """One from a bare source tree, whose version only FlashInfer itself could tell."""
+    add_distribution(site, "flashinfer-python", "0.0.0+unknown")
+    return add_package(site, "flashinfer", _build_meta='__version__ = "0.0.0+unknown"\n', autotuner=autotuner)
+
+
 def add_library(folder: Path, real_name: str, *links: str) -> Path:
     """An empty file by its full name, and links to it."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -54,6 +54,20 @@ def test_a_new_file(tmp_path: Path, data: bytes) -> None:
     assert [item.name for item in path.parent.iterdir()] == ["file"]
 
 
+def test_all_bytes_are_on_the_disk_before_the_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    fsync = os.fsync
+
+    def watch(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append((os.fstat(descriptor).st_size, (tmp_path / "file").exists()))
+
+    monkeypatch.setattr(os, "fsync", watch)
+    write(tmp_path / "file", b"new")
+
+    assert synced == [(3, False)]
+
+
 def test_an_old_file_is_replaced_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old content")

@@ -224,6 +224,11 @@ REFUSED = [
     ),
     pytest.param(lambda d, m: d.update({"mm": ["Runner", 0]}), "not a key as FlashInfer writes it", id="not a key"),
     pytest.param(
+        lambda d, m: d.update({"('\x1b[2J', 'Runner', ((1,),), ())": ["Runner", 0]}),
+        "not a key as FlashInfer writes it",
+        id="terminal escape in an op",
+    ),
+    pytest.param(
         lambda d, m: d[KEY_TEXT].__setitem__(0, "OtherRunner"),
         "a value names OtherRunner, its key CudnnBf16GemmRunner",
         id="value of another runner than its key",
@@ -304,25 +309,37 @@ def spoofed(entry: Key, **fields: Any) -> bytes:
 
 
 STRINGS = Key("op", "Runner", ((1,),), ("a", "b", "c"))
+LONG = Key("op", "Runner", ((1,),), ("a", "b", "c", "d"))
 NESTED = Key("op", "Runner", ((1,),), ("a", (2,)))
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "message"),
     [
         pytest.param(
-            spoofed(STRINGS, custom_op="op', 'Runner", runners=[["a", "('b', 'c')"]], profile="((1,),)"),
-            id="no such key",
+            spoofed(STRINGS, custom_op="op', 'Runner', ((1,),), ('a", runners=[["b", "'c')"]], profile=""),
+            "a lookup of op', 'Runner', .* has no entry for its winner",
+            id="op, with an empty profile",
         ),
         pytest.param(
-            spoofed(STRINGS, profile="'b'", runners=[["Runner', ((1,),), ('a", "'c')"]]), id="runner and profile"
+            spoofed(LONG, custom_op="op', 'Runner', ((1,),), ('a", runners=[["b", "'d')"]], profile="'c'"),
+            "a lookup of op', 'Runner', .* is not what its winner's key says",
+            id="op",
         ),
-        pytest.param(spoofed(NESTED, profile="((1,),), ('a'", runners=[["Runner", "(2,))"]]), id="profile and extras"),
-        pytest.param(spoofed(NESTED, profile="((1,),)", runners=[["Run'ner", "('a', (2,))"]]), id="quote"),
+        pytest.param(
+            spoofed(STRINGS, runners=[["Runner', ((1,),), ('a", "'c')"]], profile="'b'"),
+            "a lookup of op is not what its winner's key says; tell the publisher",
+            id="runner",
+        ),
+        pytest.param(
+            spoofed(NESTED, runners=[["Runner", "(2,))"]], profile="((1,),), ('a'"),
+            "extras can't be read",
+            id="profile",
+        ),
     ],
 )
-def test_a_lookup_whose_fields_are_shifted_is_refused(data: bytes) -> None:
-    with pytest.raises(FormatError, match=r"a lookup of op|extras can't be read"):
+def test_a_lookup_whose_fields_are_shifted_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
         read_bundle(data)
 
 
@@ -332,6 +349,13 @@ def test_a_losing_runner_needs_a_name(runner: str) -> None:
 
     with pytest.raises(FormatError, match=r"a lookup of op has .* for a runner class; tell the publisher"):
         read_bundle(spoofed(NESTED, runners=runners))
+
+
+def test_too_many_lookups() -> None:
+    data = changed(lambda d, m: m.update(lookups=m["lookups"][-1:] * 200_001))
+
+    with pytest.raises(FormatError, match="200001 lookups are more than 200000; split the bundle"):
+        read_bundle(data)
 
 
 def test_facts_of_a_newer_flashinfer_are_kept() -> None:

@@ -129,6 +129,12 @@ def test_what_is_refused(metadata: object, message: str) -> None:
     assert len(str(caught.value)) < 300
 
 
+def test_the_limits_themselves_are_accepted() -> None:
+    long = Environment.from_metadata({"gpu": "x" * 4096, **{f"{n:x>64}": "y" for n in range(32)}})
+
+    assert (len(long.gpu or ""), len(long.other)) == (4096, 32)
+
+
 def test_objects_and_lists_beside_the_facts_are_passed_over() -> None:
     assert Environment.from_metadata({**METADATA, "fi_tunecache": {"format": 1}, "history": [1, 2]}) == H200
 
@@ -214,6 +220,7 @@ def test_a_cublas_version_guessed_from_the_toolkit_is_undetermined_when_compared
     assert guessed.identity()["cublas_version"] is None
     assert guessed.raw("cublas_version") == guessed.metadata()["cublas_version"] == "cuda-toolkit-13.0"
     assert guessed.undetermined() == ()  # FlashInfer stamps it and takes it for known
+    assert H200.with_facts({"cuda_version": "cuda-toolkit-13.0"}).fact("cuda_version") == "cuda-toolkit-13.0"
 
 
 def test_the_identity_has_the_fingerprint_reduced() -> None:

@@ -142,6 +142,11 @@ def test_a_huge_text_is_cut(filler: str) -> None:
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301
 
 
+def test_a_text_is_cut_at_2000_characters() -> None:
+    assert str(FormatError("x" * 2000)) == "x" * 2000
+    assert str(FormatError("x" * 2001)) == "x" * 1999 + "…"
+
+
 def test_an_os_error_without_a_number() -> None:
     error = RegistryError("refused")
 

@@ -138,7 +138,7 @@ def test_a_manifest_is_indented_text() -> None:
 
 
 def test_fields_that_are_not_known_are_passed_over() -> None:
-    data = changed(lambda d, rows: (d.update(maintainer="me"), rows[0].update(stars=5)))
+    data = changed(lambda d, rows: (d.update(maintainer="m" * 4096), rows[0].update(stars=5)))
 
     assert read_manifest(data, H200) == MANIFEST
 
@@ -362,6 +362,10 @@ def test_a_descriptor_as_text() -> None:
         pytest.param(b'{"format": 1}', "missing required field `name`", id="no name"),
         pytest.param(b'{"format": 2}', "registry format 2 is newer than 1", id="newer format"),
         pytest.param(b'{"format": 1, "name": "\\u001b[2J"}', "not one printable line", id="terminal escape"),
+        pytest.param(
+            b'{"format": 1, "name": "x", "notices": ["\\u001b[2J"]}', "not one printable line", id="escape in a notice"
+        ),
+        pytest.param(b'{"format": 1, "name": 5}', "not a registry descriptor (Expected `str`", id="name is a number"),
         pytest.param(b'{"format": 1, "name": "x", "notices": "y"}', "Expected `array`", id="notices are text"),
     ],
 )

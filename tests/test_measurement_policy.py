@@ -71,10 +71,20 @@ def test_from_fields_is_the_inverse_of_manifest_fields(fields: dict[str, str]) -
     assert (policy == DEFAULT_POLICY) == (not fields)
 
 
-def test_several_fields_in_one_line() -> None:
-    fields = {"measure_timer": "cupti", "measure_cold_l2": "True"}
-
-    assert str(MeasurementPolicy.from_fields(fields)) == "cold_l2=True, timer=cupti"
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        pytest.param({"measure_cold_l2": "True"}, "cold_l2=True", id="one"),
+        pytest.param({"measure_timer": "cupti", "measure_cold_l2": "True"}, "cold_l2=True, timer=cupti", id="two"),
+        pytest.param(
+            {"measure_execution_mode": "eager", "measure_timer": "events"},
+            "execution_mode=eager, timer=events",
+            id="an execution mode among others",
+        ),
+    ],
+)
+def test_fields_in_one_line(fields: dict[str, str], text: str) -> None:
+    assert str(MeasurementPolicy.from_fields(fields)) == text
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,12 @@ def test_bytes_that_are_not_those_of_the_manifest(root: Path, content: bytes, me
         registry.bundle(H200, ROW)
 
 
+def test_a_bundle_at_hand_is_not_read_again(root: Path) -> None:
+    (root / str(H200) / ROW.file).unlink()
+
+    assert open_registry(str(root)).bundle(H200, ROW, DATA) == SMALL
+
+
 def test_an_integrity_error_tells_what_was_compared() -> None:
     with pytest.raises(IntegrityError) as caught:
         check_bundle_bytes(DATA[:-1], ROW, "b.json")

@@ -73,7 +73,7 @@ def test_the_folders_of_a_tree(root: Path) -> None:
     (root / "manifest.json").write_bytes(b"")
 
     assert DirectoryTree(root).folders() == (Folder("0.7.2.post1", "nvidia-h200"), Folder("0.7.4", "a40"), H200)
-    assert DirectoryTree(root / "nowhere").folders() == ()
+    assert DirectoryTree(root / "nowhere").folders() == DirectoryTree(root / "registry.json").folders() == ()
 
 
 # --- links
@@ -189,6 +189,17 @@ def test_a_file_that_may_not_be_read(shared_path: Path) -> None:
             RegistryError, match=r"^ours/a\.json can't be read \(Permission denied\); check its permissions"
         ):
             tree.read("a.json", 8)
+
+
+def test_a_tree_that_may_not_be_listed(shared_path: Path) -> None:
+    tree = DirectoryTree(shared_path / "registry", "ours")
+    (shared_path / "registry").mkdir(mode=0)
+
+    with (
+        unprivileged(),
+        pytest.raises(RegistryError, match=r"^ours can't be listed \(Permission denied\); check its perm"),
+    ):
+        tree.folders()
 
 
 def test_a_path_that_is_too_long() -> None:

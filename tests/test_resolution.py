@@ -223,6 +223,14 @@ class TestSeveralBundles:
         new = bundle([entry(key(CUBLASLT), 4)], [raced], environment=NEW_CUDNN)
         assert tactics(resolve(old, new, here=NEW_CUDNN).chosen) == {(CUBLASLT, 1): 4}
 
+    def test_another_winner_of_a_lookup_that_is_answered_counts_as_answered(self) -> None:
+        first = bundle([entry(key(CUBLASLT), 3)], [lookup([CUDNN, CUBLASLT], CUBLASLT)], created="2026-12-02")
+        second = bundle([entry(key(CUDNN), (0, ()))], [lookup([CUDNN, CUBLASLT], CUDNN)])
+        found = resolve(first, second)
+        assert tactics(found.chosen) == {(CUBLASLT, 1): 3}
+        assert [(verdict.taken, verdict.elsewhere) for verdict in found.verdicts] == [(1, 0), (0, 1)]
+        assert not found.dropped
+
     def test_the_order_of_arguments_does_not_matter(self) -> None:
         some = [
             bundle([entry(key(CUTLASS, m), m + i) for m in range(i, 4)], created=f"2026-12-0{i + 1}") for i in range(3)

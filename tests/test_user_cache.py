@@ -336,6 +336,9 @@ def test_the_files_of_a_cache(cache: UserCache) -> None:
         "workloads/new.json",
         "hub/blobs/old",
     ]
+    for letter in "cdab":
+        put(cache, f"hub/{letter}/file", DAY)
+    assert [file.path.parent.name for file in cache.files() if file.kind == "hub"] == ["a", "b", "blobs", "c", "d"]
     assert cache.files()[1] == CachedFile("bundles", cache.root / "bundles" / "new.json", 16, 1e9 - 29 * DAY)
 
 

@@ -14,7 +14,7 @@ from .. import __version__
 from ..errors import CacheError, FiTuneCacheError, UsageError
 from .output import help_without_command
 
-__all__ = ["cli", "main"]
+__all__ = ["cli", "main", "run"]
 
 _COMMANDS = {
     "env": "what this machine is: the facts that decide which entries are valid here",

@@ -12,7 +12,7 @@ from ..errors import CacheError, FormatError
 from ..selection import read_selection
 from ..user_cache import CachedFile, UserCache
 from .options import as_json
-from .output import help_without_command, path_text, plural, print_json, print_line, print_table
+from .output import help_without_command, plural, print_json, print_line, print_table
 
 __all__ = ["command"]
 
@@ -37,7 +37,7 @@ def list_files(as_json: bool) -> None:
     cache = _cache()
     files = cache.files()
     if as_json:
-        print_json({"directory": path_text(cache.root), "files": [_builtins(file) for file in files]})
+        print_json({"directory": str(cache.root), "files": [_builtins(file) for file in files]})
         return
     print_line(f"{plural(len(files), 'file')}, {sum(file.size for file in files):,} bytes in {cache.root}")
     if files:
@@ -96,7 +96,7 @@ def _report(removed: Sequence[CachedFile], as_json: bool) -> None:
 
 
 def _builtins(file: CachedFile) -> dict[str, object]:
-    return {"kind": file.kind, "path": path_text(file.path), "bytes": file.size, "changed": _time(file).isoformat()}
+    return {"kind": file.kind, "path": str(file.path), "bytes": file.size, "changed": _time(file).isoformat()}
 
 
 def _time(file: CachedFile) -> datetime:

@@ -13,7 +13,7 @@ from ..entry import Entry, tactic_json
 from ..inspection import Comparison, RunnerSummary, compare, group_entries, pulled_from, summarise
 from ..source import Section, Source, SourceKind, read_source
 from .options import as_json
-from .output import environment_builtins, path_text, plural, print_json, print_line, print_table
+from .output import environment_builtins, plural, print_json, print_line, print_table
 
 __all__ = ["command"]
 
@@ -100,8 +100,10 @@ def _print_section(section: Section, show_all: bool, *, has_policy: bool) -> Non
 def _provenance(section: Section) -> dict[str, Any]:
     if section.provenance is None:
         return {}
+    known: dict[str, Any] = msgspec.to_builtins(section.provenance)
+    workload = {f"workload {name}": value for name, value in known.pop("workload", {}).items()}
     raced = {True: "yes", False: "no", None: "not known"}[section.default_raced]
-    return {**msgspec.to_builtins(section.provenance), "default raced": raced}
+    return {**known, **workload, "default raced": raced}
 
 
 def _summary_row(summary: RunnerSummary) -> tuple[object, ...]:
@@ -164,7 +166,7 @@ def _time(entry: Entry) -> str:
 
 def _source_builtins(source: Source, show_all: bool) -> dict[str, Any]:
     return {
-        "source": path_text(source.path),
+        "source": str(source.path),
         "kind": source.kind.name.lower(),
         "sections": [_section_builtins(section, show_all, _has_policy(source)) for section in source.sections],
         "problems": list(source.problems),
@@ -204,8 +206,8 @@ def _entry_builtins(entry: Entry) -> dict[str, Any]:
 
 def _comparison_builtins(comparison: Comparison, first: Path, second: Path) -> dict[str, Any]:
     return {
-        "first": path_text(first),
-        "second": path_text(second),
+        "first": str(first),
+        "second": str(second),
         "facts": [msgspec.to_builtins(pair) for pair in comparison.facts],
         "policies": [policy.manifest_fields() for policy in comparison.policies],
         "same": comparison.same,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,8 +16,18 @@ from ..measurement_policy import EXECUTION_MODES, MeasurementPolicy
 from ..registry_tree import registry_names
 from ..selection import Request
 from ..target import Target, TargetOptions, find_target
+from ..user_cache import UserCache
 
-__all__ = ["as_json", "environment_options", "match_options", "note", "registry_option", "request_from", "target_from"]
+__all__ = [
+    "as_json",
+    "environment_options",
+    "match_options",
+    "note",
+    "registry_option",
+    "request_from",
+    "target_from",
+    "user_cache",
+]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -35,6 +46,17 @@ registry_option = click.option(
 def note(line: str) -> None:
     """Say something beside the output proper, on standard error."""
     click.echo(f"fi-tunecache: {line}", err=True)
+
+
+@contextlib.contextmanager
+def user_cache() -> Iterator[UserCache]:
+    """The user cache; what went wrong with it and was dealt with is said at the end."""
+    cache = UserCache.locate()
+    try:
+        yield cache
+    finally:
+        for notice in cache.notices:
+            note(notice)
 
 
 def environment_options(command: _Command) -> _Command:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from ..environment import Environment
 from ..errors import UsageError
@@ -16,7 +14,6 @@ __all__ = [
     "environment_builtins",
     "help_without_command",
     "other_level_line",
-    "path_text",
     "plural",
     "print_json",
     "print_line",
@@ -35,7 +32,9 @@ def help_without_command(context: click.Context) -> None:
 
 def print_json(value: Any) -> None:
     """One JSON document, indented, ending in a newline."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    import json  # not msgspec: a path may hold bytes that are not UTF-8, for which it has no replacement
+
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def print_line(text: object = "") -> None:
@@ -45,11 +44,6 @@ def print_line(text: object = "") -> None:
 
 def _printable(text: object) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
-
-
-def path_text(path: Path) -> str:
-    """A path for JSON, which has no form for bytes that are not UTF-8."""
-    return click.format_filename(path)
 
 
 def environment_builtins(environment: Environment) -> dict[str, str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,21 @@ from ..errors import CacheError, HardwareError, UsageError
 from ..retrieval import Pulled, pull
 from ..target import Target
 from ..user_cache import UserCache
-from .options import as_json, environment_options, match_options, note, registry_option, request_from, target_from
-from .output import environment_builtins, other_level_line, path_text, plural, print_json, print_line
+from .options import (
+    as_json,
+    environment_options,
+    match_options,
+    note,
+    registry_option,
+    request_from,
+    target_from,
+    user_cache,
+)
+from .output import environment_builtins, other_level_line, plural, print_json, print_line
 
 __all__ = ["command"]
+
+_ANOTHER_FILE = "choose another file with --to"
 
 
 class _Verdict(Struct, frozen=True):
@@ -66,12 +78,8 @@ def command(destination: str, offline: bool, as_json: bool, **arguments: Any) ->
     target = target_from(arguments)
     request = request_from(target, arguments)
     file = None if destination == "cache" else _output_file(destination, target)
-    cache = UserCache.locate()
-    try:
+    with user_cache() as cache:
         pulled = pull(request, cache=cache, offline=offline)
-    finally:
-        for notice in cache.notices:
-            note(notice)
     if pulled.not_stored is not None:
         if file is None:
             raise CacheError(pulled.not_stored, "or write a file with --to FILE")
@@ -80,7 +88,7 @@ def command(destination: str, offline: bool, as_json: bool, **arguments: Any) ->
         from ..materialisation import stamped
 
         data = stamped(pulled.selection, pulled.data, target.environment)
-        write_atomic(Path(os.path.realpath(file)), data, advice="choose another file with --to")
+        write_atomic(Path(os.path.realpath(file)), data, advice=_ANOTHER_FILE)
     stored = None if pulled.not_stored else cache.selection_path(pulled.selection.id)
     milliseconds = (time.perf_counter() - started) * 1000
     reasons = _reasons(pulled, cache)
@@ -102,7 +110,13 @@ def _output_file(destination: str, target: Target) -> Path:
             f"give it with --fact {missing[0]}=VALUE, or all with --environment FILE or --like",
         )
     file = Path(destination)
-    if file.exists() and not file.is_file():  # such as a directory, /dev/null or a pipe: it would be replaced
+    try:
+        mode = file.stat().st_mode
+    except FileNotFoundError:
+        return file
+    except OSError as error:
+        raise CacheError(f"{destination} can't be written ({error.strerror})", _ANOTHER_FILE) from error
+    if not stat.S_ISREG(mode):  # such as a directory, /dev/null or a pipe: it would be replaced
         raise UsageError(f"{destination} is there and not a file", "name a new file, such as tuned.json")
     return file
 
@@ -134,8 +148,8 @@ def _print(
         f"{' (cached)' if pulled.hit else ''}"
     )
     raced = {
-        True: "FlashInfer's default took part in the race",
-        False: "FlashInfer's default took no part in the race",
+        True: "FlashInfer's default raced",
+        False: "FlashInfer's default did not race",
         None: "not known whether FlashInfer's default raced",
     }
     for bundle in selection.bundles:
@@ -164,8 +178,8 @@ def _builtins(
     selection = pulled.selection
     return {
         "selection": selection.id,
-        "path": None if stored is None else path_text(stored),
-        "file": None if file is None else path_text(file),
+        "path": None if stored is None else str(stored),
+        "file": None if file is None else str(file),
         "hit": pulled.hit,
         "match": selection.level.value,
         "policy": selection.policy,

@@ -11,8 +11,7 @@ from ..materialisation import resolution_builtins
 from ..registry_tree import open_tree
 from ..resolution import Resolution
 from ..retrieval import no_match, resolve
-from ..user_cache import UserCache
-from .options import as_json, environment_options, match_options, registry_option, request_from, target_from
+from .options import as_json, environment_options, match_options, registry_option, request_from, target_from, user_cache
 from .output import environment_builtins, other_level_line, plural, print_json, print_line
 
 __all__ = ["command"]
@@ -30,7 +29,8 @@ def command(as_json: bool, **arguments: Any) -> int:
     """
     target = target_from(arguments)
     request = request_from(target, arguments)
-    asked, other = resolve(request, cache=UserCache.locate())
+    with user_cache() as cache:
+        asked, other = resolve(request, cache=cache)
     if as_json:
         print_json(
             {

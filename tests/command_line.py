@@ -1,0 +1,102 @@
+"""Runs command lines: in this process, where nothing of the machine but the given folder is used, or in a new one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from fi_tunecache.cli import main
+
+LIKE = ("--like", "0.7.4/nvidia-h200")
+"""The environment of the embedded bundles, for whoever needs one."""
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class CommandLine:
+    """``fi-tunecache`` with its cache and working directory below one folder."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self.cache = folder / "cache"
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str | Path) -> Done:
+        self._capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        return Done(code, *self._capsys.readouterr())
+
+    def output(self, *arguments: str | Path) -> str:
+        """What a command that succeeds prints; nothing on standard error."""
+        done = self(*arguments)
+        assert (done.code, done.err) == (0, "")
+        return done.out
+
+    def json(self, *arguments: str | Path, code: int = 0) -> Any:
+        """The one document that a command with ``--json`` prints."""
+        done = self(*arguments, "--json")
+        assert (done.code, done.err) == (code, "")
+        return json.loads(done.out)
+
+    def fault(self, code: int, *arguments: str | Path) -> str:
+        """The one line of a command that fails, without its prefix. Nothing is printed, nothing written."""
+        before = snapshot(self.folder)
+        done = self(*arguments)
+        assert (done.code, done.out) == (code, ""), done
+        assert snapshot(self.folder) == before
+        return only_line(done.err)
+
+
+def only_line(err: str) -> str:
+    (line,) = err.splitlines()
+    assert line.startswith("fi-tunecache: "), line
+    assert line.isprintable()
+    return line.removeprefix("fi-tunecache: ")
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int, int, int]]:
+    """Every file and folder with its inode, mode, size and time of change; locks and their folders left out."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if not path.is_dir() and path.suffix != ".lock":
+            status = path.lstat()
+            found[name] = (status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns)
+    return found
+
+
+def run_process(
+    *arguments: str | Path,
+    folder: Path,
+    environ: dict[str, str] | None = None,
+    code: str | None = None,
+    **options: Any,
+) -> subprocess.CompletedProcess[str]:
+    """``python -m fi_tunecache`` in a new process, or ``python -c`` with ``code``; warnings are errors."""
+    command = [sys.executable, "-W", "error", *(("-m", "fi_tunecache") if code is None else ("-c", code))]
+    return subprocess.run(
+        [*command, *map(str, arguments)],
+        env=isolated(folder, environ),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **options,
+    )
+
+
+def isolated(folder: Path, environ: dict[str, str] | None = None) -> dict[str, str]:
+    """This process's variables without those that our commands read, the cache below ``folder``."""
+    ours = ("FI_TUNECACHE_", "COLUMNS", "NO_COLOR", "FORCE_COLOR", "TTY_", "CUDA_VISIBLE_DEVICES")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return {**kept, "FI_TUNECACHE_DIR": str(folder / "cache"), **(environ or {})}

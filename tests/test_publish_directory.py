@@ -1,0 +1,239 @@
+"""Adding bundles to a registry in a directory: what keeps the rules is added, once, and never half seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import made
+import msgspec
+import pytest
+
+from fi_tunecache.bundle import Bundle, Workload
+from fi_tunecache.entry import Entry, Lookup
+from fi_tunecache.environment import Environment
+from fi_tunecache.errors import CacheError, FiTuneCacheError, FormatError, UsageError
+from fi_tunecache.folder import Folder
+from fi_tunecache.key import Key
+from fi_tunecache.manifest import Yank, read_manifest, write_manifest
+from fi_tunecache.publish import directory
+from fi_tunecache.publish.directory import add_bundles
+from fi_tunecache.registry import open_registry
+from fi_tunecache.verification import verify_registry
+
+H200 = Folder("0.7.4", "nvidia-h200")
+CUDNN = made.entry(made.key(made.CUDNN))
+ONE = made.bundle([CUDNN], [made.lookup([made.TINY, made.CUDNN], made.CUDNN)])
+TWO = made.bundle([made.entry(made.key(made.TINY))])
+H100 = made.bundle([CUDNN], environment=made.H200.with_facts({"gpu": "NVIDIA H100"}))
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_new_registry(tmp_path: Path) -> None:
+    rows = add_bundles(tmp_path / "registry", "ours", [ONE, H100, TWO])
+    registry = open_registry(str(tmp_path / "registry"))
+
+    assert registry.descriptor().name == "ours"
+    assert registry.folders() == (Folder("0.7.4", "nvidia-h100"), H200)
+    assert registry.manifest(H200).bundles == (rows[0], rows[2])
+    assert registry.manifest(Folder("0.7.4", "nvidia-h100")).bundles == (rows[1],)
+    assert [registry.bundle(H200, row) for row in (rows[0], rows[2])] == [ONE, TWO]
+    assert verify_registry(registry).problems == ()
+
+
+def test_adding_again_changes_nothing(tmp_path: Path) -> None:
+    rows = add_bundles(tmp_path, "ours", [ONE, TWO])
+    before = {path: path.stat().st_ino for path in tmp_path.rglob("*")}
+
+    assert add_bundles(tmp_path, "another name", [TWO, ONE]) == [rows[1], rows[0]]
+    assert {path: path.stat().st_ino for path in tmp_path.rglob("*")} == before
+
+
+def test_the_same_bundle_twice_at_once_is_one(tmp_path: Path) -> None:
+    rows = add_bundles(tmp_path, "ours", [ONE, ONE])
+
+    assert rows[0] == rows[1]
+    assert open_registry(str(tmp_path)).manifest(H200).bundles == (rows[0],)
+
+
+def test_bundles_are_added_after_those_that_are_there(tmp_path: Path) -> None:
+    first = add_bundles(tmp_path, "ours", [ONE])
+    second = add_bundles(tmp_path, "ours", [TWO])
+
+    assert open_registry(str(tmp_path)).manifest(H200).bundles == (*first, *second)
+    assert open_registry(str(tmp_path)).bundle(H200, first[0]) == ONE
+
+
+def test_what_others_wrote_into_a_manifest_stays(tmp_path: Path) -> None:
+    (row,) = add_bundles(tmp_path, "ours", [ONE])
+    path = tmp_path / str(H200) / "manifest.json"
+    manifest = read_manifest(path.read_bytes(), H200)
+    yanked = msgspec.structs.replace(row, yanked=Yank("slow", "2026-12-02"), benefit={"bf16_gemm": 0.99})
+    path.write_bytes(write_manifest(msgspec.structs.replace(manifest, bundles=(yanked,))))
+    add_bundles(tmp_path, "ours", [ONE, TWO])
+
+    assert open_registry(str(tmp_path)).manifest(H200).bundles[0] == yanked
+
+
+def test_an_empty_registry(tmp_path: Path) -> None:
+    assert add_bundles(tmp_path, "ours", []) == []
+    assert list(contents(tmp_path)) == ["registry.json"]
+
+
+# --- a reader in the middle
+
+
+def test_a_row_is_never_seen_without_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After every single file that is written, what the registry then shows is sound."""
+    add_bundles(tmp_path, "ours", [ONE])
+    write = directory.write_atomic
+    seen: list[int] = []
+
+    def write_and_verify(path: Path, data: bytes, *, advice: str) -> None:
+        write(path, data, advice=advice)
+        registry = open_registry(str(tmp_path))
+        assert verify_registry(registry).problems == ()
+        seen.append(sum(len(registry.manifest(folder).bundles) for folder in registry.folders()))
+
+    monkeypatch.setattr(directory, "write_atomic", write_and_verify)
+    add_bundles(tmp_path, "ours", [TWO, H100])
+
+    assert seen == [1, 2, 2, 3]
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 2])
+def test_what_fails_in_the_middle_leaves_a_sound_registry_and_can_be_repeated(
+    tmp_path: Path, fails_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = directory.write_atomic
+    written: list[Path] = []
+
+    def fail(path: Path, data: bytes, *, advice: str) -> None:
+        if len(written) == fails_at:
+            raise CacheError("the disk is full", advice)
+        written.append(path)
+        write(path, data, advice=advice)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(directory, "write_atomic", fail)
+        with pytest.raises(CacheError, match="the disk is full; check that the registry's directory can be written"):
+            add_bundles(tmp_path, "ours", [ONE])
+    if fails_at:
+        assert verify_registry(open_registry(str(tmp_path))).problems == ()
+        assert open_registry(str(tmp_path)).manifest(H200).bundles == ()
+    rows = add_bundles(tmp_path, "ours", [ONE])
+    assert open_registry(str(tmp_path)).manifest(H200).bundles == tuple(rows)
+
+
+# --- what is refused, and nothing written
+
+
+def _changed(**fields: object) -> Bundle:
+    return msgspec.structs.replace(ONE, **fields)
+
+
+def _with_facts(**facts: str) -> Environment:
+    return Environment.from_metadata({**made.H200.metadata(), **facts})
+
+
+@pytest.mark.parametrize(
+    ("bundle", "error", "message"),
+    [
+        pytest.param(made.bundle([]), FormatError, "no entries", id="no entries"),
+        pytest.param(_changed(environment=_with_facts(gpu="unknown")), FormatError, "missing: gpu", id="unknown fact"),
+        pytest.param(
+            _changed(environment=_with_facts(flashinfer_version="../up")),
+            UsageError,
+            "'../up' can't be the folder of a FlashInfer version",
+            id="version that leads up",
+        ),
+        pytest.param(
+            _changed(environment=_with_facts(gpu="量子")), UsageError, "can't be the folder of a device", id="no slug"
+        ),
+        pytest.param(
+            _changed(entries={CUDNN.key.text: Entry(CUDNN.key, "Other", 0)}),
+            FormatError,
+            "a value names Other",
+            id="runner",
+        ),
+        pytest.param(
+            _changed(lookups=(Lookup((made.key(made.TINY),), 0),)),
+            FormatError,
+            "has no entry for its winner",
+            id="lookup",
+        ),
+        pytest.param(
+            _changed(lookups=(Lookup((CUDNN.key, Key("bf16_gemm", "A'B", CUDNN.key.profile, ())), 0),)),
+            FormatError,
+            "for a runner class",
+            id="name of a runner",
+        ),
+        pytest.param(
+            _changed(provenance=msgspec.structs.replace(ONE.provenance, workload=Workload(note="\x1b[2J"))),
+            FormatError,
+            "not one printable line",
+            id="terminal escape",
+        ),
+        pytest.param(
+            _changed(entries={CUDNN.key.text: Entry(CUDNN.key, CUDNN.runner, float("nan"))}), FormatError, "", id="NaN"
+        ),
+        pytest.param(
+            _changed(entries={CUDNN.key.text: Entry(CUDNN.key, CUDNN.runner, 2**64)}), FormatError, "64 bits", id="huge"
+        ),
+        pytest.param(
+            _changed(entries={"another text": CUDNN}), UsageError, "does not survive being written and read", id="names"
+        ),
+    ],
+)
+def test_a_bundle_that_can_not_be_added(
+    tmp_path: Path, bundle: Bundle, error: type[FiTuneCacheError], message: str
+) -> None:
+    with pytest.raises(error) as caught:
+        add_bundles(tmp_path / "registry", "ours", [TWO, bundle])
+
+    assert message in str(caught.value)
+    assert not (tmp_path / "registry").exists()
+
+
+def _newer_format(root: Path) -> None:
+    (root / "registry.json").write_text(json.dumps({"format": 2, "name": "ours"}))
+
+
+def _damaged_manifest(root: Path) -> None:
+    (root / str(H200) / "manifest.json").write_bytes(b"{")
+
+
+def _newer_manifest(root: Path) -> None:
+    (root / str(H200) / "manifest.json").write_bytes(b'{"format": 2}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        pytest.param(_newer_format, "registry format 2 is newer than 1; upgrade fi-tunecache", id="newer registry"),
+        pytest.param(_newer_manifest, "registry format 2 is newer than 1; upgrade fi-tunecache", id="newer manifest"),
+        pytest.param(_damaged_manifest, "manifest.json: not a JSON document", id="damaged manifest"),
+    ],
+)
+def test_a_registry_that_can_not_be_added_to(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
+    add_bundles(tmp_path, "ours", [ONE])
+    damage(tmp_path)
+    before = contents(tmp_path)
+
+    with pytest.raises(FormatError) as caught:
+        add_bundles(tmp_path, "ours", [H100, TWO])
+    assert message in str(caught.value)
+    assert contents(tmp_path) == before
+
+
+def test_a_place_that_can_not_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+
+    with pytest.raises(
+        CacheError, match=r"can't be written \(.*\); check that the registry's directory can be written"
+    ):
+        add_bundles(tmp_path / "file", "ours", [ONE])
