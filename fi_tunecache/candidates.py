@@ -11,9 +11,10 @@ from .folder import Folder
 from .match_level import MatchLevel
 from .registry import Registry
 from .registry_tree import RegistryTree
-from .resolution import Candidate, Resolution, choose, judge
+from .resolution import choose, judge
 from .selection import Request
 from .user_cache import UserCache
+from .verdict import Candidate, Resolution
 
 __all__ = ["Fetched", "fetch_candidates", "resolve_both"]
 

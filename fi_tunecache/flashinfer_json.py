@@ -20,6 +20,7 @@ from .environment import Environment
 from .errors import FormatError
 from .json_document import decode_json, naming
 from .key import MAX_NESTING, Key, is_legacy_key
+from .wording import count_entries
 
 __all__ = ["MAX_ENTRIES", "MAX_FILE_BYTES", "CacheFile", "read_cache_file", "write_cache_file"]
 
@@ -158,7 +159,7 @@ def write_cache_file(cache_file: CacheFile) -> bytes:
     """
     if cache_file.legacy:
         raise FormatError(
-            f"{len(cache_file.legacy)} entries have keys without extras and would be lost",
+            f"{count_entries(len(cache_file.legacy))} with keys without extras would be lost",
             f"leave them out: {LegacyEntry.STATEMENT}",
         )
     if len(cache_file.entries) > MAX_ENTRIES:

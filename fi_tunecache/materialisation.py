@@ -15,8 +15,8 @@ from .entry import Entry
 from .environment import Environment
 from .errors import UsageError
 from .flashinfer_json import CacheFile, read_cache_file, write_cache_file
-from .resolution import Candidate, Resolution
 from .selection import BLANK_DIGEST, SELECTION_FORMAT, OtherLevel, Request, Selection, SelectionBundle
+from .verdict import Candidate, Resolution
 
 __all__ = ["materialise", "resolution_json", "stamped"]
 

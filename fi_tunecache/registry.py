@@ -65,9 +65,15 @@ class Registry:
         """
         source = f"{self.name}/{folder}/{row.file}"
         bundle = read_bundle(self.bundle_bytes(folder, row) if data is None else data, source=source)
-        if bundle.environment != row.tuned_in or bundle.policy != row.measured_under:
+        decisive = {
+            "environment": (bundle.environment, row.tuned_in),
+            "policy": (bundle.policy, row.measured_under),
+            "default_raced": (bundle.default_raced, row.default_raced),
+            "created": (bundle.provenance.created, row.created),
+        }
+        if wrong := [name for name, (actual, said) in decisive.items() if actual != said]:
             raise FormatError(
-                "its environment or policy is not what the manifest says", "tell the publisher", source=source
+                f"the manifest is wrong about its {', '.join(wrong)}", "tell the publisher", source=source
             )
         return bundle
 

@@ -17,7 +17,7 @@ from .selection import Request, Selection, read_selection
 from .user_cache import UserCache
 
 if TYPE_CHECKING:
-    from .resolution import Resolution
+    from .verdict import Resolution
 
 __all__ = ["Pulled", "no_match", "pull", "resolve"]
 

@@ -18,6 +18,7 @@ from .errors import FormatError, UsageError
 from .flashinfer_json import MAX_FILE_BYTES, read_cache_file
 from .managed_store import read_entries, read_store
 from .measurement_policy import DEFAULT_POLICY, MeasurementPolicy
+from .wording import count_entries, plural
 
 __all__ = ["Section", "Source", "SourceKind", "read_source"]
 
@@ -87,7 +88,7 @@ def read_source(path: Path) -> Source:
             name=path.name,
             environment=None,
             legacy=legacy,
-            problems=(f"{len(legacy)} keys without extras: {LegacyEntry.STATEMENT}",),
+            problems=(f"{plural(len(legacy), 'key')} without extras: {LegacyEntry.STATEMENT}",),
         )
         return Source(path, SourceKind.MODULE, (section,))
     return _read_cache_file(path, data)
@@ -146,7 +147,7 @@ def _read_cache_file(path: Path, data: bytes) -> Source:
         return Source(path, SourceKind.BUNDLE, (section,))
     problems = list(_entry_problems(file.entries))
     if file.legacy:
-        problems.insert(0, f"{len(file.legacy)} keys without extras: {LegacyEntry.STATEMENT}")
+        problems.insert(0, f"{plural(len(file.legacy), 'key')} without extras: {LegacyEntry.STATEMENT}")
     environment, said = _environment(file.metadata)
     section = Section(
         name=path.name,
@@ -180,10 +181,12 @@ def _entry_problems(entries: tuple[Entry, ...]) -> list[str]:
     if mismatched:
         first = mismatched[0]
         problems.append(
-            f"{len(mismatched)} entries name another runner than their key and are never served, "
+            f"{count_entries(len(mismatched))} with another runner than in the key, never served, "
             f"e.g. {first.runner} at {first.key.text[:120]}"
         )
     ordinal = sum(e.runner.startswith("Cudnn") and type(e.tactic) is int and e.tactic >= 0 for e in entries)
     if ordinal:
-        problems.append(f"{ordinal} cuDNN entries hold a plan's position as tactic: FlashInfer drops them since 0.6.16")
+        problems.append(
+            f"{count_entries(ordinal)} of cuDNN with a plan's position as tactic, dropped by FlashInfer since 0.6.16"
+        )
     return problems

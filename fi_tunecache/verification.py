@@ -55,7 +55,7 @@ def _verify_row(registry: Registry, folder: Folder, row: BundleRow) -> list[str]
         name for name in row.__struct_fields__ if name != "yanked" and getattr(row, name) != getattr(described, name)
     ]
     where = f"{registry.name}/{folder}/{row.file}"
-    return [f"{where}: the manifest is wrong about its {', '.join(wrong)}"] if wrong else []
+    return [f"{where}: the manifest is wrong about its {', '.join(wrong)}; tell the publisher"] if wrong else []
 
 
 def verify_file(path: Path) -> Report:

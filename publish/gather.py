@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fi_tunecache.bundle import MARK, Bundle, Provenance
 from fi_tunecache.errors import FormatError
 from fi_tunecache.source import Section, Source, SourceKind
+from fi_tunecache.wording import count_entries
 
 from .recorded_lookups import Question, answer
 
@@ -69,7 +70,7 @@ def _bundle(
     pulled = [entry for entry in section.entries if MARK in (entry.selection or {})]
     if pulled:
         raise FormatError(
-            f"can't be published: {len(pulled)} entries were pulled, not tuned, e.g. {pulled[0].key.text[:120]}",
+            f"can't be published: {count_entries(len(pulled))} pulled, not tuned, e.g. {pulled[0].key.text[:120]}",
             "remove them, or tune without fi-tunecache",
             source=f"{source.path} ({section.name})",
         )

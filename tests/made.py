@@ -10,7 +10,7 @@ from fi_tunecache.environment import Environment
 from fi_tunecache.key import Dtype, Key
 from fi_tunecache.manifest import BundleRow, Yank, describe_bundle
 from fi_tunecache.measurement_policy import DEFAULT_POLICY, MeasurementPolicy
-from fi_tunecache.resolution import Candidate
+from fi_tunecache.verdict import Candidate
 
 H200 = Environment(
     flashinfer_version="0.7.4",

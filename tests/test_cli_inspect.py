@@ -117,7 +117,7 @@ def test_a_module_bundled_with_flashinfer(command_line: CommandLine) -> None:
     assert lines[2] == "  1 entry"
     assert words(lines[4]) == ["op", "MoERunner", "1", "1", "1", "not", "recorded"]
     assert lines[5:] == [
-        "  problem: 1 keys without extras: no lookup of FlashInfer 0.6.13 or newer can hit a key without extras"
+        "  problem: 1 key without extras: no lookup of FlashInfer 0.6.13 or newer can hit a key without extras"
     ]
 
 

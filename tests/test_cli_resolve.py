@@ -55,7 +55,7 @@ def test_what_is_printed(command_line: CommandLine, arguments: list[str], regist
         f"NVIDIA H200, flashinfer 0.7.4 (from {registry.parent}/facts.json)",
         "3 entries of 1 bundle at match level exact, policy default",
         f"  bundle {default}: 3 of 3 entries",
-        f"  bundle {eager}: rejected: measurement policy: registry eager, asked for default: 1 entries lost",
+        f"  bundle {eager}: rejected: measurement policy: registry eager, asked for default: 1 entry lost",
         "--match compatible would give the same number of entries.",
     ]
     assert snapshot(command_line.folder) == before
@@ -71,7 +71,7 @@ def test_a_machine_that_differs_in_one_fact(command_line: CommandLine, arguments
     assert done.out.splitlines()[1:] == [
         "0 entries of 0 bundles at match level exact, policy default",
         f"  bundle {default}: rejected: cudnn_version: registry 91900, here 92400: 3 entries lost",
-        f"  bundle {eager}: rejected: measurement policy: registry eager, asked for default: 1 entries lost",
+        f"  bundle {eager}: rejected: measurement policy: registry eager, asked for default: 1 entry lost",
         f"Nearest bundle not used: {default} (cudnn_version: registry 91900, here 92400)",
         "--match compatible would give 2 entries of 1 bundle.",
     ]

@@ -94,7 +94,7 @@ def test_a_file_with_problems(command_line: CommandLine) -> None:
     assert (done.code, done.err) == (5, "")
     assert done.out.splitlines() == [
         "problem: no _metadata: FlashInfer accepts the file blindly, on any GPU and any version",
-        "problem: 1 keys without extras: no lookup of FlashInfer 0.6.13 or newer can hit a key without extras",
+        "problem: 1 key without extras: no lookup of FlashInfer 0.6.13 or newer can hit a key without extras",
         "tuned.json: 1 entry checked, 2 problems",
     ]
 

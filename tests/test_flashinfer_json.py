@@ -269,7 +269,7 @@ ENTRY = Entry(Key.parse(KEY), "Runner", 0)
     [
         pytest.param(
             CacheFile(entries=(ENTRY,), metadata=METADATA, legacy=(LegacyEntry(OLD_KEY, "Runner", 0),)),
-            "1 entries have keys without extras and would be lost",
+            "1 entry with keys without extras would be lost",
             id="legacy entries",
         ),
         pytest.param(CacheFile(entries=(ENTRY, ENTRY), metadata=METADATA), "two entries for", id="one key twice"),

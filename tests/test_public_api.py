@@ -11,6 +11,8 @@ import pytest
 
 import fi_tunecache
 
+HEAVY = {"torch", "flashinfer", "huggingface_hub", "pynvml"}
+
 
 def test_the_public_names() -> None:
     assert fi_tunecache.__all__ == [
@@ -47,20 +49,21 @@ def test_another_name_is_an_attribute_error() -> None:
         fi_tunecache.enable_everything  # noqa: B018
 
 
+def heavy_after_importing(*modules: str) -> str:
+    code = f"import sys, {', '.join(modules)}; print(sorted({HEAVY} & set(sys.modules)))"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
 @pytest.mark.parametrize("module", ["fi_tunecache", "fi_tunecache.retrieval", "fi_tunecache.probe", "fi_tunecache.cli"])
 def test_importing_costs_nothing_heavy(module: str) -> None:
-    code = f"import sys, {module}; print([m for m in ('torch', 'flashinfer', 'huggingface_hub', 'pynvml') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert heavy_after_importing(module) == "[]"
 
 
 def test_every_module_can_be_imported_without_anything_heavy() -> None:
     root = Path(fi_tunecache.__file__).parent
     modules = [f"fi_tunecache.{path.stem}" for path in sorted(root.glob("[a-z]*.py"))]
     modules += [f"fi_tunecache.cli.{path.stem}" for path in sorted((root / "cli").glob("[a-z]*.py"))]
-    code = f"import sys, {', '.join(modules)}; print([m for m in ('torch', 'flashinfer', 'huggingface_hub') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert heavy_after_importing(*modules) == "[]"
 
 
 def test_the_example_in_the_docstring_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,15 +101,15 @@ def mark_first(document: dict[str, Any]) -> None:
         ),
         pytest.param(
             lambda d: d[first_key(d)].__setitem__(0, "Other"),
-            "1 entries name another runner than their key",
+            "1 entry with another runner than in the key",
             id="runner",
         ),
         pytest.param(
-            lambda d: d.update({"('mm', 'Runner', ((1,),))": ["Runner", 0]}), "1 keys without extras", id="old key"
+            lambda d: d.update({"('mm', 'Runner', ((1,),))": ["Runner", 0]}), "1 key without extras", id="old key"
         ),
         pytest.param(
             lambda d: d.update({made.key(made.CUDNN).text: [made.CUDNN, 3]}),
-            "1 cuDNN entries hold a plan's position",
+            "1 entry of cuDNN with a plan's position",
             id="cuDNN ordinal",
         ),
         pytest.param(
@@ -124,7 +124,7 @@ def mark_first(document: dict[str, Any]) -> None:
         ),
         pytest.param(
             mark_first,
-            "1 entries were pulled, not tuned, e.g. ('fp8_gemm'",
+            "1 entry pulled, not tuned, e.g. ('fp8_gemm'",
             id="pulled, saved again by FlashInfer 0.7.4",
         ),
     ],
@@ -153,9 +153,7 @@ def test_a_seeded_store_can_not_be_published(tmp_path: Path) -> None:
     write_entries(tmp_path, made.H200, DEFAULT_POLICY, entries[:1])
     write_entries(tmp_path, made.H200, DEFAULT_POLICY, entries[1:], mark="92e3198da296966e")
 
-    with pytest.raises(
-        FormatError, match=r"1 entries were pulled, not tuned, e\.g\. .*Cublaslt.*; remove them, or tune"
-    ):
+    with pytest.raises(FormatError, match=r"1 entry pulled, not tuned, e\.g\. .*Cublaslt.*; remove them, or tune"):
         gather(read_source(tmp_path), PROVENANCE, default_raced=True)
 
 

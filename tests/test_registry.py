@@ -17,7 +17,7 @@ import pytest
 from fi_tunecache.bundle import read_bundle, write_bundle
 from fi_tunecache.errors import FormatError, IntegrityError, RegistryError
 from fi_tunecache.folder import Folder
-from fi_tunecache.manifest import BundleRow, Manifest, describe_bundle, write_manifest
+from fi_tunecache.manifest import Manifest, describe_bundle, write_manifest
 from fi_tunecache.registry import Registry, check_bundle_bytes, open_registry
 from fi_tunecache.registry_tree import EMBEDDED, DirectoryTree, RegistryTree
 
@@ -181,18 +181,18 @@ def test_a_bundle_that_lies_elsewhere(root: Path, tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.parametrize(
-    "row",
+    ("wrong", "value"),
     [
-        pytest.param(
-            msgspec.structs.replace(ROW, environment={**ROW.environment, "cudnn_version": "92400"}), id="environment"
-        ),
-        pytest.param(msgspec.structs.replace(ROW, policy={"measure_execution_mode": "eager"}), id="policy"),
+        ("environment", {**ROW.environment, "cudnn_version": "92400"}),
+        ("policy", {"measure_execution_mode": "eager"}),
+        ("default_raced", not ROW.default_raced),
+        ("created", "2031-01-01"),
     ],
 )
-def test_a_bundle_that_its_row_does_not_describe(root: Path, row: BundleRow) -> None:
-    with pytest.raises(
-        FormatError, match=rf"{ROW.file}: its environment or policy is not what the manifest says; tell"
-    ):
+def test_a_bundle_that_its_row_does_not_describe(root: Path, wrong: str, value: object) -> None:
+    """What decides whether, and in which order, a bundle is used must be in the bundle itself."""
+    row = msgspec.structs.replace(ROW, **{wrong: value})
+    with pytest.raises(FormatError, match=rf"{ROW.file}: the manifest is wrong about its {wrong}; tell"):
         open_registry(str(root)).bundle(H200, row)
 
 

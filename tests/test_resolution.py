@@ -33,8 +33,9 @@ from fi_tunecache.match_level import MatchLevel
 from fi_tunecache.publish.gather import gather
 from fi_tunecache.publish.recorded_lookups import read_questions
 from fi_tunecache.registry import open_registry
-from fi_tunecache.resolution import Candidate, Resolution, choose
+from fi_tunecache.resolution import choose
 from fi_tunecache.source import read_source
+from fi_tunecache.verdict import Candidate, Resolution
 
 COMPATIBLE = MatchLevel.COMPATIBLE
 DATA = Path(__file__).parent / "data" / "h200-flashinfer-0.7.4"

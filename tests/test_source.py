@@ -151,18 +151,18 @@ IGNORED = "not known: FlashInfer ignores the file and replaces it at its next sa
         pytest.param(without("gpu", "cuda_version"), f"cuda_version, gpu {IGNORED}", id="two missing facts"),
         pytest.param(
             lambda document: first_entry(document).__setitem__(0, made.TINY),
-            f"1 entries name another runner than their key and are never served, e.g. {made.TINY} at "
+            f"1 entry with another runner than in the key, never served, e.g. {made.TINY} at "
             f"{made.key(made.CUDNN).text[:120]}",
             id="another runner",
         ),
         pytest.param(
             lambda document: first_entry(document).__setitem__(1, 2),
-            "2 cuDNN entries hold a plan's position as tactic: FlashInfer drops them since 0.6.16",
+            "2 entries of cuDNN with a plan's position as tactic, dropped by FlashInfer since 0.6.16",
             id="an ordinal",
         ),
         pytest.param(
             lambda document: document.update({"('mm', 'MmRunner', ((1, 2),))": ["MmRunner", 0]}),
-            f"1 keys without extras: {STATEMENT}",
+            f"1 key without extras: {STATEMENT}",
             id="an older key",
         ),
     ],
@@ -197,7 +197,7 @@ def test_a_bundle_with_tactics_that_flashinfer_drops(tmp_path: Path) -> None:
     path = tmp_path / "bundle.json"
     path.write_bytes(write_bundle(made.bundle([made.entry(made.key(made.CUDNN), 7)]))[0])
     assert read_source(path).sections[0].problems == (
-        "1 cuDNN entries hold a plan's position as tactic: FlashInfer drops them since 0.6.16",
+        "1 entry of cuDNN with a plan's position as tactic, dropped by FlashInfer since 0.6.16",
     )
 
 

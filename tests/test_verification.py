@@ -115,7 +115,8 @@ def _replace_bundle(root: Path, row: BundleRow, data: bytes) -> None:
 def test_a_manifest_that_is_wrong_about_a_bundle(registry: Path, field: str, value: object, wrong: str) -> None:
     change_manifest(registry, lambda bundles: bundles[0].update({field: value}))
     (problem,) = verify(registry).problems
-    assert problem == f"{registry}/{FOLDER}/{rows(registry)[0].file}: the manifest is wrong about its {wrong}"
+    where = f"{registry}/{FOLDER}/{rows(registry)[0].file}"
+    assert problem == f"{where}: the manifest is wrong about its {wrong}; tell the publisher"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_the_problems_of_a_file(tmp_path: Path) -> None:
         1,
         (
             "no _metadata: FlashInfer accepts the file blindly, on any GPU and any version",
-            "1 keys without extras: no lookup of FlashInfer 0.6.13 or newer can hit a key without extras",
+            "1 key without extras: no lookup of FlashInfer 0.6.13 or newer can hit a key without extras",
         ),
         "entry",
     )

@@ -11,8 +11,9 @@ import click
 from ..errors import CacheError, FormatError
 from ..selection import read_selection
 from ..user_cache import CachedFile, UserCache
+from ..wording import count_entries, plural
 from .options import as_json
-from .output import help_without_command, plural, print_json, print_line, print_table
+from .output import help_without_command, print_json, print_line, print_table
 
 __all__ = ["command"]
 
@@ -115,4 +116,4 @@ def _what(cache: UserCache, file: CachedFile) -> str:
     except FormatError:
         return "damaged"
     names = ", ".join(name for name, _ in selection.registries)
-    return f"{plural(selection.entries, 'entry', 'entries')}, {selection.level}, {names}"
+    return f"{count_entries(selection.entries)}, {selection.level}, {names}"

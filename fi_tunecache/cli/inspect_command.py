@@ -12,8 +12,9 @@ import msgspec
 from ..entry import Entry, tactic_json
 from ..inspection import Comparison, RunnerSummary, compare, group_entries, pulled_from, summarise
 from ..source import Section, Source, SourceKind, read_source
+from ..wording import count_entries, plural
 from .options import as_json
-from .output import environment_builtins, plural, print_json, print_line, print_table
+from .output import environment_builtins, print_json, print_line, print_table
 
 __all__ = ["command"]
 
@@ -90,7 +91,7 @@ def _print_section(section: Section, show_all: bool, *, has_policy: bool) -> Non
     for policy, ops in measured.items():
         print_line(f"  measured with {policy}: {', '.join(ops)}")
     for bundle, count in pulled_from(section).items():
-        print_line(f"  {plural(count, 'entry', 'entries')} pulled from bundle {bundle}")
+        print_line(f"  {count_entries(count)} pulled from bundle {bundle}")
     if show_all:
         _print_entries(section)
     for problem in section.problems:
@@ -127,7 +128,7 @@ def _print_entries(section: Section) -> None:
 
 def _print_comparison(comparison: Comparison, first: Path, second: Path, most: int | None) -> None:
     print_line(
-        f"{plural(comparison.same, 'entry', 'entries')} with the same answer, {len(comparison.changed)} with another, "
+        f"{count_entries(comparison.same)} with the same answer, {len(comparison.changed)} with another, "
         f"{len(comparison.only_first)} only in {first}, {len(comparison.only_second)} only in {second}"
     )
     if comparison.remeasured:

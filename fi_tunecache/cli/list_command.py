@@ -14,8 +14,9 @@ from ..folder import Folder
 from ..manifest import BundleRow
 from ..registry import open_registry
 from ..registry_tree import registry_names
+from ..wording import plural
 from .options import as_json, note, registry_option
-from .output import plural, print_json, print_line, print_table
+from .output import print_json, print_line, print_table
 
 __all__ = ["command"]
 

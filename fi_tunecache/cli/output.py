@@ -9,12 +9,12 @@ import click
 
 from ..environment import Environment
 from ..errors import UsageError
+from ..wording import count_entries, plural
 
 __all__ = [
     "environment_builtins",
     "help_without_command",
     "other_level_line",
-    "plural",
     "print_json",
     "print_line",
     "print_table",
@@ -81,15 +81,10 @@ def print_table(
         click.echo(line.rstrip(), color=True)
 
 
-def plural(count: int, singular: str, many: str | None = None) -> str:
-    """``1 entry``, ``2 entries``."""
-    return f"{count:,} {singular if count == 1 else many or singular + 's'}"
-
-
 def other_level_line(here: int, level: str, entries: int, bundles: int) -> str:
     """What the other match level would have given."""
     if entries == here:
         return f"--match {level} would give the same number of entries."
     if not entries:
         return f"--match {level} would give nothing."
-    return f"--match {level} would give {plural(entries, 'entry', 'entries')} of {plural(bundles, 'bundle')}."
+    return f"--match {level} would give {count_entries(entries)} of {plural(bundles, 'bundle')}."

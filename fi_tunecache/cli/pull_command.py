@@ -17,6 +17,7 @@ from ..errors import CacheError, HardwareError, UsageError
 from ..retrieval import Pulled, pull
 from ..target import Target
 from ..user_cache import UserCache
+from ..wording import count_entries, plural
 from .options import (
     as_json,
     environment_options,
@@ -27,7 +28,7 @@ from .options import (
     target_from,
     user_cache,
 )
-from .output import environment_builtins, other_level_line, plural, print_json, print_line
+from .output import environment_builtins, other_level_line, print_json, print_line
 
 __all__ = ["command"]
 
@@ -143,7 +144,7 @@ def _print(
     selection, environment = pulled.selection, target.environment
     names = ", ".join(name if revision is None else f"{name}@{revision[:7]}" for name, revision in selection.registries)
     print_line(
-        f"{plural(selection.entries, 'entry', 'entries')} for {environment.gpu}, flashinfer "
+        f"{count_entries(selection.entries)} for {environment.gpu}, flashinfer "
         f"{environment.flashinfer_version} ({selection.level}) from {names} in {milliseconds:.0f} ms"
         f"{' (cached)' if pulled.hit else ''}"
     )

@@ -9,10 +9,11 @@ import click
 from ..errors import NoMatchError
 from ..materialisation import resolution_builtins
 from ..registry_tree import open_tree
-from ..resolution import Resolution
 from ..retrieval import no_match, resolve
+from ..verdict import Resolution
+from ..wording import count_entries, plural
 from .options import as_json, environment_options, match_options, registry_option, request_from, target_from, user_cache
-from .output import environment_builtins, other_level_line, plural, print_json, print_line
+from .output import environment_builtins, other_level_line, print_json, print_line
 
 __all__ = ["command"]
 
@@ -54,10 +55,7 @@ def command(as_json: bool, **arguments: Any) -> int:
 def _print_resolution(asked: Resolution, other: Resolution) -> None:
     """Every candidate and every dropped group of entries, a line each, and the other level in one."""
     bundles = plural(len(asked.used), "bundle")
-    print_line(
-        f"{plural(len(asked.chosen), 'entry', 'entries')} of {bundles} at match level {asked.level}, "
-        f"policy {asked.policy}"
-    )
+    print_line(f"{count_entries(len(asked.chosen))} of {bundles} at match level {asked.level}, policy {asked.policy}")
     for verdict in asked.verdicts:
         print_line(f"  {verdict}")
         for dropped in asked.dropped:

@@ -12,8 +12,9 @@ from ..registry import open_registry
 from ..registry_tree import DESCRIPTOR, EMBEDDED, registry_names
 from ..user_cache import UserCache
 from ..verification import Report, verify_cache, verify_file, verify_registry
+from ..wording import plural
 from .options import as_json
-from .output import plural, print_json, print_line
+from .output import print_json, print_line
 
 __all__ = ["command"]
 
