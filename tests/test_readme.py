@@ -21,7 +21,7 @@ def shown() -> list[tuple[str, str]]:
     for page in PAGES:
         for block in _BLOCK.findall(page.read_text()):
             command, _, output = block.removeprefix("$ ").partition("\n")
-            if "fi-tunecache " in command and output.strip():
+            if "fi-tunecache " in command and output.strip() and not output.startswith("$ "):
                 found.append((command.rpartition("fi-tunecache ")[2], output))
     return found
 
