@@ -120,7 +120,7 @@ def _mapped_by_torch(soname: str, wheel: Wheel | None, loader: Loader, torch_fol
 
 def _is_beside(path: str, wheel: Wheel) -> bool:
     """Whether a library lies where wheels are installed: LD_LIBRARY_PATH often names a wheel's own folder."""
-    return Path(path).resolve().is_relative_to(Path(str(wheel.distribution.locate_file(""))).resolve())
+    return Path(path).resolve().is_relative_to(wheel.folder.parent.resolve())
 
 
 def _bundled(soname: str, torch_folder: Path | None) -> str | None:

@@ -6,7 +6,7 @@ A hit imports nothing that only a miss needs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -33,7 +33,7 @@ class Pulled(Struct, frozen=True):
     selection: Selection
     data: bytes
     hit: bool
-    resolution: Any = None
+    resolution: Resolution | None = None
     not_stored: str | None = None
 
 
