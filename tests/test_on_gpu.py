@@ -1,0 +1,92 @@
+"""On a real GPU: the light probe agrees with FlashInfer, and a pulled file is served to real kernels.
+
+Run with `pytest -m gpu tests/test_on_gpu.py` where torch, FlashInfer and this package are installed.
+What is asked is what the embedded bundles were tuned for: (K, N) = (4096, 4096), M up to 256.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fi_tunecache.environment import Environment
+from fi_tunecache.json_document import decode_json
+from fi_tunecache.match_level import MatchLevel
+from fi_tunecache.materialisation import stamped
+from fi_tunecache.retrieval import pull
+from fi_tunecache.selection import Request
+from fi_tunecache.user_cache import UserCache
+
+# torch and FlashInfer warn of things that are not ours.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+BUCKETS = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+
+
+def environment(mode: str) -> Environment:
+    """What `env --probe MODE` prints in a process of its own."""
+    command = [sys.executable, "-m", "fi_tunecache", "env", "--probe", mode, "--json"]
+    done = subprocess.run(command, capture_output=True, check=True)
+    document: Any = decode_json(done.stdout, max_bytes=2**16, max_nesting=8)
+    return Environment.from_metadata(document["environment"])
+
+
+@pytest.fixture(scope="module")
+def here() -> Environment:
+    return environment("full")
+
+
+def test_the_light_probe_agrees_with_flashinfer_in_every_fact(here: Environment) -> None:
+    assert not here.undetermined()
+    assert environment("light") == here
+
+
+def test_a_pulled_file_is_served_to_real_kernels(here: Environment, tmp_path: Path) -> None:
+    import flashinfer
+    import torch
+    from flashinfer.autotuner import AutoTuner
+
+    request = Request(environment=here, registries=("embedded",), level=MatchLevel.COMPATIBLE)
+    pulled = pull(request, cache=UserCache(tmp_path / "cache"))
+    file = tmp_path / "tuned.json"
+    file.write_bytes(stamped(pulled.selection, pulled.data, here))
+
+    tuner = AutoTuner.get()
+    search, seen = tuner.search_cache, Counter[tuple[str, bool]]()
+
+    def counted(custom_op: str, *arguments: Any, **options: Any) -> Any:
+        found = search(custom_op, *arguments, **options)
+        seen[custom_op, bool(found[0])] += 1
+        return found
+
+    tuner.search_cache = counted
+    errors = []
+    with flashinfer.autotune(False, cache=str(file)):
+        for m in BUCKETS:
+            errors += _gemms(flashinfer, torch, m)
+    assert seen[("bf16_gemm", False)] == seen[("fp8_gemm", False)] == 0
+    assert seen[("bf16_gemm", True)] == 2 * len(BUCKETS)
+    assert seen[("fp8_gemm", True)] == len(BUCKETS)
+    assert max(errors) < 0.01
+
+
+def _gemms(flashinfer: Any, torch: Any, m: int) -> list[float]:
+    """Run the tuned calls at one M; gives each one's largest error against float32, relative to the largest value."""
+    torch.manual_seed(m)
+    a = torch.randn(m, 4096, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16).t()
+    a8 = torch.randn(1, m, 4096, device="cuda").to(torch.float8_e4m3fn)
+    b8 = torch.randn(1, 4096, 4096, device="cuda").to(torch.float8_e4m3fn).transpose(1, 2)
+    one = torch.ones(1, device="cuda")
+    wanted, wanted8 = a.float() @ b.float(), a8.float() @ b8.float()
+    given = [
+        (flashinfer.mm_bf16(a, b, backend="cudnn"), wanted),
+        (flashinfer.mm_bf16(a, b, backend="cublaslt"), wanted),
+        (flashinfer.bmm_fp8(a8, b8, one, one, torch.bfloat16, backend="auto"), wanted8),
+    ]
+    return [((out.float() - exact).abs().max() / exact.abs().max()).item() for out, exact in given]
