@@ -27,7 +27,7 @@ def collect_metadata() -> Environment:
     """
     try:
         autotuner = import_module("flashinfer.autotuner")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise HardwareError(f"FlashInfer can't be imported: {_brief(error)}", "use --probe light") from error
     collect = getattr(autotuner, "_collect_metadata", None)
     if not callable(collect):
@@ -41,5 +41,5 @@ def collect_metadata() -> Environment:
     return Environment.from_metadata(metadata, source="flashinfer.autotuner._collect_metadata")
 
 
-def _brief(error: Exception) -> str:
+def _brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error)[:200]}"

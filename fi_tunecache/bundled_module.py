@@ -7,6 +7,7 @@ literal to ``best_configs``. Its keys lack extras, so since FlashInfer 0.6.13 no
 from __future__ import annotations
 
 import ast
+import warnings
 
 from .entry import LegacyEntry, read_tactic
 from .errors import FormatError
@@ -38,7 +39,9 @@ def read_bundled_module(data: bytes, *, source: str = "") -> tuple[LegacyEntry, 
         if len(data) > MAX_MODULE_BYTES:
             raise FormatError(f"{len(data)} bytes are more than {MAX_MODULE_BYTES}", "name a bundled module")
         try:
-            module = ast.parse(data)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the syntax of a module that is only read
+                module = ast.parse(data)
             found = [node.value for node in module.body if isinstance(node, ast.Assign) and _assigns(node)]
             configs = ast.literal_eval(found[-1]) if found else None
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:

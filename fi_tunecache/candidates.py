@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
+from .errors import IntegrityError
 from .folder import Folder
 from .match_level import MatchLevel
 from .registry import Registry
@@ -20,17 +21,19 @@ __all__ = ["Fetched", "fetch_candidates", "resolve_both"]
 
 
 class Fetched(Struct, frozen=True):
-    """Candidates, and the verified bytes of those whose bundle was fetched, by sha256."""
+    """Candidates, the verified bytes of those whose bundle was fetched, by sha256, and what registries announce."""
 
     candidates: tuple[Candidate, ...]
     data: Mapping[str, bytes]
+    notices: tuple[str, ...] = ()
 
 
 def fetch_candidates(request: Request, trees: Sequence[RegistryTree], cache: UserCache | None) -> Fetched:
     """Read the manifests, and every bundle that either match level could use.
 
     A bundle that ``cache`` holds is not fetched again; one that two registries have counts for
-    the first. Stores nothing.
+    the first. Where no registry has the folder, the candidates are those of its neighbours (the same
+    GPU or the same FlashInfer), to be rejected with their reasons. Stores nothing.
 
     Raises
     ------
@@ -40,7 +43,9 @@ def fetch_candidates(request: Request, trees: Sequence[RegistryTree], cache: Use
     folder = Folder.of(request.environment)
     candidates: dict[str, Candidate] = {}
     fetched: dict[str, bytes] = {}
-    for precedence, registry in enumerate(map(Registry, trees)):
+    registries = list(map(Registry, trees))
+    notices = tuple(f"{item.name}: {notice}" for item in registries for notice in item.descriptor().notices)
+    for precedence, registry in enumerate(registries):
         rows = [Candidate(registry.name, row, None, precedence) for row in registry.manifest(folder).bundles]
         for judgement in judge(rows, request.environment, MatchLevel.COMPATIBLE, request.policy):
             candidate = judgement.candidate
@@ -53,7 +58,20 @@ def fetch_candidates(request: Request, trees: Sequence[RegistryTree], cache: Use
                 bundle = registry.bundle(folder, candidate.row, fetched[sha256])
                 candidate = msgspec.structs.replace(candidate, bundle=bundle)
             candidates[sha256] = candidate
-    return Fetched(tuple(candidates.values()), fetched)
+    ids = {candidate.row.bundle_id for candidate in candidates.values()}
+    if len(ids) != len(candidates):
+        raise IntegrityError("two bundles have the same first 16 digits", "leave one of the registries out")
+    return Fetched(tuple(candidates.values()) or _neighbours(folder, registries), fetched, notices)
+
+
+def _neighbours(folder: Folder, registries: Sequence[Registry]) -> tuple[Candidate, ...]:
+    return tuple(
+        Candidate(registry.name, row, None, precedence)
+        for precedence, registry in enumerate(registries)
+        for other in registry.folders()
+        if other.slug == folder.slug or other.version == folder.version
+        for row in registry.manifest(other).bundles
+    )
 
 
 def resolve_both(request: Request, fetched: Fetched) -> tuple[Resolution, Resolution]:

@@ -19,7 +19,7 @@ from .match_level import MatchLevel
 from .measurement_policy import MeasurementPolicy
 from .runner_families import ALWAYS, family_of
 
-__all__ = ["FactDifference", "PolicyDifference", "Yanked", "differences", "must_facts", "rejection"]
+__all__ = ["FactDifference", "PolicyDifference", "Yanked", "differences", "must_facts", "perf_facts", "rejection"]
 
 
 class FactDifference(Struct, frozen=True, tag="fact"):
@@ -99,3 +99,14 @@ def must_facts(lookup: Lookup, facts: tuple[str, ...], *, raced_alone: bool) -> 
 def _must_facts(custom_op: str, runners: tuple[str, ...], facts: tuple[str, ...], raced_alone: bool) -> frozenset[str]:
     families = {family_of(custom_op, runner) for runner in runners}
     return frozenset().union(*(family.must_facts(raced_alone, facts) for family in families))
+
+
+def perf_facts(lookup: Lookup, facts: tuple[str, ...]) -> frozenset[str]:
+    """The facts on which only the speed of a lookup's answer depends; parameters as in :func:`must_facts`."""
+    return _perf_facts(lookup.custom_op, lookup.runners, facts, len(lookup.keys) == 1)
+
+
+@lru_cache(maxsize=4096)
+def _perf_facts(custom_op: str, runners: tuple[str, ...], facts: tuple[str, ...], raced_alone: bool) -> frozenset[str]:
+    families = {family_of(custom_op, runner) for runner in runners}
+    return frozenset().union(*(family.perf_facts(raced_alone, facts) for family in families))

@@ -57,6 +57,11 @@ class Entry(Struct, frozen=True, gc=False):
             return None
         return float(time) if math.isfinite(time) and time > 0 else None
 
+    @property
+    def is_cudnn_ordinal(self) -> bool:
+        """Whether the tactic is a position in cuDNN's plan list, which FlashInfer drops (``load_configs``, 0.6.16+)."""
+        return self.runner.startswith("Cudnn") and isinstance(self.tactic, int) and self.tactic >= 0
+
 
 class LegacyEntry(Struct, frozen=True):
     """One result under a key without extras, as FlashInfer before 0.6.13 wrote it; to look at, never to serve.

@@ -22,7 +22,7 @@ from .json_document import decode_json, naming
 from .key import MAX_NESTING, Key, is_legacy_key
 from .wording import count_entries
 
-__all__ = ["MAX_ENTRIES", "MAX_FILE_BYTES", "CacheFile", "read_cache_file", "write_cache_file"]
+__all__ = ["MAX_ENTRIES", "MAX_FILE_BYTES", "CacheFile", "Limits", "read_cache_file", "write_cache_file"]
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 MAX_ENTRIES = 100_000
@@ -34,6 +34,16 @@ _FIELDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     _RECORDS: (dict, "an object"),
     _GENERATION: ((str, type(None)), "a string"),
 }
+
+
+class Limits(Struct, frozen=True):
+    """How large a file may be, in bytes and in entries, before it is refused unread."""
+
+    bytes: int
+    entries: int
+
+
+FILE_LIMITS = Limits(MAX_FILE_BYTES, MAX_ENTRIES)
 
 
 class CacheFile(Struct, frozen=True):
@@ -64,7 +74,7 @@ class CacheFile(Struct, frozen=True):
         return Environment.from_metadata(self.metadata, source=source)
 
 
-def read_cache_file(data: bytes, *, source: str = "") -> CacheFile:
+def read_cache_file(data: bytes, *, source: str = "", limits: Limits = FILE_LIMITS) -> CacheFile:
     """Read a v1 file; the inverse of :func:`write_cache_file`.
 
     Does not judge the metadata (:meth:`CacheFile.environment` does) nor whether FlashInfer would
@@ -84,7 +94,7 @@ def read_cache_file(data: bytes, *, source: str = "") -> CacheFile:
         that is not a list of scalars, a selection that is not an object, a fifth element, a field
         that is not known.
     """
-    document = decode_json(data, max_bytes=MAX_FILE_BYTES, max_nesting=_MAX_FILE_NESTING, source=source)
+    document = decode_json(data, max_bytes=limits.bytes, max_nesting=_MAX_FILE_NESTING, source=source)
     with naming(source):
         if not isinstance(document, dict):
             raise FormatError(f"a JSON {type(document).__name__}, not an object of entries", "name a v1 cache file")
@@ -95,8 +105,8 @@ def read_cache_file(data: bytes, *, source: str = "") -> CacheFile:
                 raise FormatError(f"{name} is a {type(value).__name__}, not {word}", "tune again, or mend the file")
         if unknown := [name[:80] for name in document if name.startswith("_")]:
             raise FormatError(f"{unknown[0]} is not a field that is known", "upgrade fi-tunecache")
-        if len(document) > MAX_ENTRIES:
-            raise FormatError(f"{len(document)} entries are more than {MAX_ENTRIES}", "split the file")
+        if len(document) > limits.entries:
+            raise FormatError(f"{len(document)} entries are more than {limits.entries}", "split the file")
         entries: list[Entry] = []
         legacy: list[LegacyEntry] = []
         policies: dict[str, ProfilingPolicy] = {}
@@ -143,7 +153,7 @@ def _read_value(
     return value[0], tactic, policy, value[3]
 
 
-def write_cache_file(cache_file: CacheFile) -> bytes:
+def write_cache_file(cache_file: CacheFile, *, limits: Limits = FILE_LIMITS) -> bytes:
     """The canonical bytes of a v1 file: names sorted, no spaces, one content, one sequence of bytes.
 
     ASCII, because FlashInfer opens the file in the encoding of its locale. ``generation`` is
@@ -162,8 +172,8 @@ def write_cache_file(cache_file: CacheFile) -> bytes:
             f"{count_entries(len(cache_file.legacy))} with keys without extras would be lost",
             f"leave them out: {LegacyEntry.STATEMENT}",
         )
-    if len(cache_file.entries) > MAX_ENTRIES:
-        raise FormatError(f"{len(cache_file.entries)} entries are more than {MAX_ENTRIES}", "write several files")
+    if len(cache_file.entries) > limits.entries:
+        raise FormatError(f"{len(cache_file.entries)} entries are more than {limits.entries}", "write several files")
     cache_file.environment()
     document: dict[str, Any] = {_METADATA: dict(cache_file.metadata or {})}
     if cache_file.records:
@@ -178,8 +188,8 @@ def write_cache_file(cache_file: CacheFile) -> bytes:
         text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise FormatError(f"JSON has no form for what the file is to hold ({error})") from None
-    if len(text) > MAX_FILE_BYTES:
-        raise FormatError(f"{len(text)} bytes are more than {MAX_FILE_BYTES}", "write several files")
+    if len(text) > limits.bytes:
+        raise FormatError(f"{len(text)} bytes are more than {limits.bytes}", "write several files")
     return text.encode("ascii")
 
 

@@ -12,6 +12,9 @@ from .errors import FormatError
 
 __all__ = ["decode_json", "naming"]
 
+MAX_CONTAINERS = 3_000_000
+"""Of 100,000 entries each may have thirty; without a limit 64 MiB of empty lists would take 2 GB."""
+
 _INT64 = range(-(2**63), 2**63)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _decoder = msgspec.json.Decoder()
@@ -46,6 +49,8 @@ def decode_json(data: bytes, *, max_bytes: int, max_nesting: int, source: str = 
             raise FormatError("the file is empty", "remove it; whatever wrote it did not finish")
         if data.startswith(_BYTE_ORDER_MARK):
             raise FormatError("starts with a byte order mark", "save it as UTF-8 without one")
+        if data.count(b"[") + data.count(b"{") > MAX_CONTAINERS:
+            raise FormatError(f"more than {MAX_CONTAINERS} lists and objects", "no FlashInfer writes that")
         try:
             document = _decoder.decode(data)
         except msgspec.DecodeError as error:

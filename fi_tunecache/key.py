@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+import warnings
 from functools import lru_cache
 from sys import intern
 from typing import Annotated, TypeAlias, Union
@@ -154,7 +155,9 @@ def parse_extras(text: str) -> tuple[Extra, ...]:
     if _nesting(text) > MAX_NESTING:
         raise FormatError(f"extras are nested deeper than {MAX_NESTING}: {text[:80]}")
     try:
-        extras = _literal(ast.parse(text, mode="eval").body)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the syntax of what is refused below
+            extras = _literal(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise FormatError(f"extras can't be read ({error}): {text[:80]}") from None
     if not isinstance(extras, tuple) or str(extras) != text:

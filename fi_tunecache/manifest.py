@@ -24,6 +24,7 @@ __all__ = [
     "RegistryDescriptor",
     "Yank",
     "describe_bundle",
+    "entry_counts",
     "read_descriptor",
     "read_manifest",
     "write_descriptor",
@@ -186,19 +187,24 @@ def write_descriptor(descriptor: RegistryDescriptor) -> bytes:
     return msgspec.json.format(msgspec.json.encode(descriptor, order="sorted"), indent=1) + b"\n"
 
 
+def entry_counts(bundle: Bundle) -> dict[str, dict[str, int]]:
+    """The number of a bundle's entries by custom op and runner class."""
+    counts: dict[str, dict[str, int]] = {}
+    for entry in bundle.entries.values():
+        runners = counts.setdefault(entry.key.custom_op, {})
+        runners[entry.runner] = runners.get(entry.runner, 0) + 1
+    return counts
+
+
 def describe_bundle(bundle: Bundle, data: bytes, sha256: str, benefit: Mapping[str, float] | None = None) -> BundleRow:
     """The manifest row for a bundle and its bytes."""
-    entries: dict[str, dict[str, int]] = {}
-    for entry in bundle.entries.values():
-        runners = entries.setdefault(entry.key.custom_op, {})
-        runners[entry.runner] = runners.get(entry.runner, 0) + 1
     return BundleRow(
         file=bundle_file_name(sha256),
         sha256=sha256,
         size=len(data),
         created=bundle.provenance.created,
         environment=bundle.environment.metadata(),
-        entries=entries,
+        entries=entry_counts(bundle),
         policy=bundle.policy.manifest_fields(),
         lookups=len(bundle.lookups),
         default_raced=bundle.default_raced,

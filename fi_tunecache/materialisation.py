@@ -14,11 +14,22 @@ from .bundle import MARK
 from .entry import Entry
 from .environment import Environment
 from .errors import UsageError
-from .flashinfer_json import CacheFile, read_cache_file, write_cache_file
-from .selection import BLANK_DIGEST, SELECTION_FORMAT, OtherLevel, Request, Selection, SelectionBundle
+from .flashinfer_json import CacheFile, Limits, read_cache_file, write_cache_file
+from .selection import (
+    BLANK_DIGEST,
+    SELECTION_FORMAT,
+    OtherLevel,
+    Request,
+    Selection,
+    SelectionBundle,
+    replace_digest,
+)
 from .verdict import Candidate, Resolution
 
 __all__ = ["materialise", "resolution_json", "stamped"]
+
+_LIMITS = Limits(bytes=2**30, entries=2_000_000)
+"""A selection may hold the entries of many bundles, each of which was within its own limits."""
 
 
 def materialise(
@@ -60,14 +71,12 @@ def materialise(
         ),
         entries=len(asked.chosen),
         other_level=OtherLevel(other.level, len(other.chosen), len(other.used)),
-        undetermined=request.environment.undetermined(),
     )
     entries = [_marked(chosen.entry, chosen.bundle_id) for chosen in asked.chosen.values()]
     facts = {name: value for name, value in request.environment.identity().items() if value is not None}
-    blank = write_cache_file(_cache_file(entries, {**facts, MARK: msgspec.to_builtins(selection)}))
+    blank = write_cache_file(_cache_file(entries, {**facts, MARK: msgspec.to_builtins(selection)}), limits=_LIMITS)
     digest = hashlib.sha256(blank).hexdigest()
-    data = blank.replace(BLANK_DIGEST.encode(), digest.encode(), 1)
-    return msgspec.structs.replace(selection, digest=digest), data
+    return msgspec.structs.replace(selection, digest=digest), replace_digest(blank, BLANK_DIGEST, digest)
 
 
 def _marked(entry: Entry, bundle_id: str) -> Entry:
@@ -99,8 +108,8 @@ def stamped(selection: Selection, data: bytes, environment: Environment) -> byte
         "level": selection.level.value,
         "bundles": [f"{bundle.registry}: {bundle.sha256}" for bundle in selection.bundles],
     }
-    entries = read_cache_file(data, source="selection").entries
-    return write_cache_file(_cache_file(entries, {**environment.metadata(), MARK: mark}))
+    entries = read_cache_file(data, source="selection", limits=_LIMITS).entries
+    return write_cache_file(_cache_file(entries, {**environment.metadata(), MARK: mark}), limits=_LIMITS)
 
 
 def resolution_json(resolution: Resolution) -> bytes:
@@ -123,6 +132,7 @@ def resolution_builtins(resolution: Resolution) -> dict[str, Any]:
                 "taken": verdict.taken,
                 "provided_elsewhere": verdict.elsewhere,
                 "differing": [msgspec.to_builtins(difference) for difference in verdict.differing],
+                "may_cost_speed": list(verdict.may_cost_speed),
                 "rejected": [msgspec.to_builtins(reason) for reason in verdict.rejected],
                 "line": str(verdict),
             }

@@ -7,7 +7,7 @@ import hashlib
 from .bundle import Bundle, read_bundle
 from .errors import FormatError, IntegrityError, RegistryError
 from .folder import Folder
-from .manifest import BundleRow, Manifest, RegistryDescriptor, read_descriptor, read_manifest
+from .manifest import BundleRow, Manifest, RegistryDescriptor, entry_counts, read_descriptor, read_manifest
 from .registry_tree import DESCRIPTOR, MAX_MANIFEST_BYTES, RegistryTree, open_tree
 
 __all__ = ["Registry", "check_bundle_bytes", "open_registry"]
@@ -70,6 +70,7 @@ class Registry:
             "policy": (bundle.policy, row.measured_under),
             "default_raced": (bundle.default_raced, row.default_raced),
             "created": (bundle.provenance.created, row.created),
+            "entries": (entry_counts(bundle), row.entries),
         }
         if wrong := [name for name, (actual, said) in decisive.items() if actual != said]:
             raise FormatError(

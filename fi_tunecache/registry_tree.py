@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
@@ -81,12 +81,18 @@ class DirectoryTree:
             return ()
         except OSError as error:
             raise RegistryError(f"{self._name} can't be listed ({error.strerror})", "check its permissions") from error
-        found = []
-        for version in versions:
-            for manifest in version.glob("*/manifest.json"):
-                with contextlib.suppress(UsageError):  # not ours: a registry may lie in a folder with other things
-                    found.append(Folder(version.name, manifest.parent.name))
-        return tuple(sorted(found))
+        return tuple(sorted(folder for version in versions for folder in self._folders_of(version)))
+
+    def _folders_of(self, version: Path) -> Iterator[Folder]:
+        try:
+            devices = [path.name for path in version.iterdir()] if version.is_dir() else []
+        except OSError as error:
+            raise RegistryError(f"{version} can't be listed ({error.strerror})", "check its permissions") from error
+        for device in devices:
+            with contextlib.suppress(UsageError):  # not ours: a registry may lie in a folder with other things
+                folder = Folder(version.name, device)
+                if (version / device / "manifest.json").is_file():
+                    yield folder
 
     def read(self, path: str, limit: int) -> bytes | None:
         try:
@@ -115,9 +121,20 @@ class DirectoryTree:
 
 def registry_names(given: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
     """The registries in use, in order of precedence: given ones, else ``FI_TUNECACHE_REGISTRY``
-    (separated by commas or spaces), else the embedded one."""
+    (separated by commas or spaces), else the embedded one. Paths are made absolute."""
     named = given or tuple(filter(None, re.split(r"[,\s]+", environ.get("FI_TUNECACHE_REGISTRY", ""))))
-    return tuple(dict.fromkeys(named)) or (EMBEDDED,)
+    return tuple(dict.fromkeys(_absolute(name) if _is_path(name) else name for name in named)) or (EMBEDDED,)
+
+
+def _is_path(name: str) -> bool:
+    return name.startswith(("/", "./", "../", "~/")) or name in (".", "..")
+
+
+def _absolute(name: str) -> str:
+    """A path that means the same in every directory, since a selection is kept under it."""
+    with contextlib.suppress(RuntimeError):  # ~ of a user without a home
+        name = str(Path(name).expanduser())
+    return os.path.abspath(name)  # noqa: PTH100 - Path.absolute keeps ".."
 
 
 def open_tree(name: str) -> RegistryTree:
@@ -134,14 +151,11 @@ def open_tree(name: str) -> RegistryTree:
     """
     if name == EMBEDDED:
         return DirectoryTree(Path(import_module("fi_tunecache.manifests").__path__[0]), EMBEDDED)
-    if not name.startswith(("/", "./", "../", "~/")) and name not in (".", ".."):
+    if not _is_path(name):
         raise UsageError(
             f"{name[:80]!r} is not the name of a registry", "use 'embedded' or a path that starts with / or ./"
         )
-    root = Path(name)
-    with contextlib.suppress(RuntimeError):  # ~ of a user without a home
-        root = root.expanduser()
-    tree = DirectoryTree(root, name)
+    tree = DirectoryTree(Path(_absolute(name)), name)
     if tree.read(DESCRIPTOR, MAX_MANIFEST_BYTES) is None:
         raise RegistryError(f"{name} is not a registry: it has no {DESCRIPTOR}", "check the path")
     return tree

@@ -19,8 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from .bundle import Bundle
-from .compatibility import FactDifference, differences, must_facts, rejection
+from .compatibility import FactDifference, differences, must_facts, perf_facts, rejection
 from .entry import Entry, Lookup
 from .environment import Environment
 from .key import Key
@@ -102,17 +101,10 @@ def choose(
         Deterministic: the same arguments give the same entries in the same order.
     """
     judged = judge(candidates, environment, level, policy)
-    offered: list[_Group] = []
-    refused: list[_Refused] = []
-    for judgement in judged:
-        if not judgement.rejected:
-            bundle = judgement.candidate.bundle
-            if bundle is None:
-                raise ValueError(f"bundle {judgement.candidate.row.bundle_id} is not rejected and was not fetched")
-            groups, unusable = _groups(bundle, judgement.candidate.row.bundle_id)
-            valid, invalid = _valid_groups(groups, judgement.differing, environment.names(), frozenset(skip_ops))
-            offered += valid
-            refused += unusable + invalid
+    differing = {item.candidate.row.bundle_id: item.differing for item in judged}
+    groups, refused = _groups(judged)
+    offered, invalid = _valid_groups(groups, differing, environment.names(), frozenset(skip_ops))
+    refused += invalid
 
     providers: dict[tuple[str, ...], _Group] = {}
     for group in offered:
@@ -129,6 +121,7 @@ def choose(
         for group in offered
         if group.entry.key.text not in chosen and group.texts in served_texts
     }
+    slower = {(group.bundle_id, fact) for group in served for fact in _speed_facts(group, differing[group.bundle_id])}
     # What goes for the bundle that was to provide a lookup goes for the others that could have.
     lost = {item.group.texts: item for item in conflicts}
     for group in offered:
@@ -141,84 +134,114 @@ def choose(
         policy=policy,
         chosen={text: chosen[text] for text in sorted(chosen)},
         lookups=tuple(group.lookup for group in served if group.recorded),
-        verdicts=tuple(_verdict(judgement, chosen, answered) for judgement in judged),
+        verdicts=tuple(_verdict(judgement, chosen, answered, slower) for judgement in judged),
         dropped=_summarise(refused, chosen, answered),
     )
 
 
-def _groups(bundle: Bundle, bundle_id: str) -> tuple[list[_Group], list[_Refused]]:
-    """Cut a bundle into groups: its recorded lookups, and what they leave, by shape."""
-    groups = []
-    left = dict(bundle.entries)
-    for lookup in bundle.lookups:
-        text = lookup.winning_key.text
-        groups.append(_Group.of(lookup, bundle.entries[text], bundle_id, recorded=True))
-        left.pop(text, None)
-
-    by_shape: dict[tuple[str, object], list[Entry]] = {}
-    for entry in left.values():
-        by_shape.setdefault((entry.key.custom_op, entry.key.profile), []).append(entry)
-    refused = []
-    for entries in by_shape.values():
-        if len({entry.runner for entry in entries}) == 1:
-            groups += [_Group.of(Lookup((entry.key,), 0), entry, bundle_id, recorded=False) for entry in entries]
+def _groups(judged: Iterable[Judgement]) -> tuple[list[_Group], list[_Refused]]:
+    """Cut the bundles that are not rejected into groups: recorded lookups, then what they leave."""
+    recorded: list[_Group] = []
+    left: list[tuple[Entry, str]] = []
+    for judgement in judged:
+        if judgement.rejected:
             continue
-        # The caller's order is not known: put the winner last, so that all others must miss.
-        by_time = sorted(entries, key=lambda entry: -(entry.time_ms or 0.0))
-        known = all(entry.time_ms is not None for entry in entries)
-        keys = tuple(entry.key for entry in by_time)
-        rivals = {entry.key: tuple(key.runner for key in keys if key != entry.key) for entry in entries}
-        for index, entry in enumerate(by_time):
-            group = _Group.of(Lookup(keys, index), entry, bundle_id, recorded=False)
-            if known and index == len(keys) - 1:
+        bundle, bundle_id = judgement.candidate.bundle, judgement.candidate.row.bundle_id
+        if bundle is None:
+            raise ValueError(f"bundle {bundle_id} is not rejected and was not fetched")
+        chosen = set()
+        for lookup in bundle.lookups:
+            text = lookup.winning_key.text
+            chosen.add(text)
+            recorded.append(_Group.of(lookup, bundle.entries[text], bundle_id, recorded=True))
+        left += [(entry, bundle_id) for text, entry in bundle.entries.items() if text not in chosen]
+    unordered, refused = _unordered_groups(left, {group.shape for group in recorded})
+    return recorded + unordered, refused
+
+
+def _unordered_groups(
+    left: Iterable[tuple[Entry, str]], recorded: Collection[tuple[str, object]]
+) -> tuple[list[_Group], list[_Refused]]:
+    """Make groups of the entries of all bundles that no recorded lookup chose.
+
+    Nobody knows which callers there were, nor their order, so of several runner classes at one
+    shape only the fastest by recorded time is kept, and none at a shape that a recorded lookup has.
+    """
+    by_shape: dict[tuple[str, object], list[tuple[Entry, str]]] = {}
+    for entry, bundle_id in left:
+        by_shape.setdefault((entry.key.custom_op, entry.key.profile), []).append((entry, bundle_id))
+    groups: list[_Group] = []
+    refused: list[_Refused] = []
+    for shape, items in by_shape.items():
+        if len({entry.runner for entry, _ in items}) == 1 or shape in recorded:
+            alone = [_Group.of(Lookup((entry.key,), 0), entry, of, recorded=False) for entry, of in items]
+            if shape in recorded:
+                refused += [_Refused(group, Rule.NOT_RECORDED) for group in alone]
+            else:
+                groups += alone
+            continue
+        best: dict[Key, Entry] = {}  # of one key in several bundles the first counts
+        for entry, _ in items:
+            best.setdefault(entry.key, entry)
+        known = all(entry.time_ms is not None for entry in best.values())
+        # Slowest first: whatever stands before the winner must miss.
+        keys = tuple(sorted(best, key=lambda key: -(best[key].time_ms or 0.0)))
+        for entry, bundle_id in items:
+            group = _Group.of(Lookup(keys, keys.index(entry.key)), entry, bundle_id, recorded=False)
+            if known and entry.key == keys[-1]:
                 groups.append(group)
             else:
-                refused.append(_Refused(group, Rule.NOT_FASTEST if known else Rule.NO_TIMES, rivals[entry.key]))
+                rivals = tuple(key.runner for key in keys if key != entry.key)
+                refused.append(_Refused(group, Rule.NOT_FASTEST if known else Rule.NO_TIMES, rivals))
     return groups, refused
 
 
 def _valid_groups(
-    groups: list[_Group], differing: Collection[FactDifference], facts: tuple[str, ...], skip_ops: frozenset[str]
+    groups: list[_Group],
+    differing: Mapping[str, Collection[FactDifference]],
+    facts: tuple[str, ...],
+    skip_ops: frozenset[str],
 ) -> tuple[list[_Group], list[_Refused]]:
-    """Split groups into those whose facts are equal here and those to drop, each with its first cause."""
-    facts = (*facts, *(difference.fact for difference in differing))
+    """Split groups into those whose facts are equal here and those to drop, each with its first cause.
+
+    ``differing`` are the facts in which each bundle differs from here.
+    """
     valid: list[_Group] = []
     refused: list[_Refused] = []
+    dropped_at: dict[tuple[str, object], list[str]] = {}
     for group in groups:
-        cause = _rule(group, skip_ops) or _first_difference(group, differing, facts, len(group.lookup.keys) == 1)
+        alone = group.recorded and len(group.lookup.keys) == 1
+        cause = _rule(group, skip_ops)
+        if cause is None:
+            cause = _first_difference(group, differing[group.bundle_id], facts, raced_alone=alone)
+            if cause is not None:
+                dropped_at.setdefault((group.bundle_id, group.shape), []).append(group.entry.runner)
         if cause is None:
             valid.append(group)
         else:
             rivals = tuple(key.runner for key in group.lookup.keys if key != group.lookup.winning_key)
             refused.append(_Refused(group, cause, rivals))
-    # A runner that merely is one more choice must not be left over where its rivals were dropped:
-    # kept alone, TinyGemm made backend="auto" 7.7 times slower at M = 128 (H200, flashinfer 0.7.4).
-    dropped_at: dict[tuple[str, object], list[str]] = {}
-    for item in refused:
-        if isinstance(item.cause, FactDifference):
-            dropped_at.setdefault(item.group.shape, []).append(item.group.entry.runner)
     if not dropped_at:
         return valid, refused
+    # A runner that merely is one more choice must not be left over where its rivals were dropped:
+    # kept alone, TinyGemm made backend="auto" 7.7 times slower at M = 128 (H200, flashinfer 0.7.4).
     kept = []
     for group in valid:
-        rivals = tuple(dict.fromkeys(dropped_at.get(group.shape, ())))
-        cause = _first_difference(group, differing, facts, raced_alone=False) if rivals else None
-        if cause is None:
-            kept.append(group)
+        rivals = tuple(dict.fromkeys(dropped_at.get((group.bundle_id, group.shape), ())))
+        if rivals and _first_difference(group, differing[group.bundle_id], facts, raced_alone=False) is not None:
+            refused.append(_Refused(group, Rule.LEFT_OVER, rivals))
         else:
-            refused.append(_Refused(group, cause, rivals))
+            kept.append(group)
     return kept, refused
 
 
-def _rule(group: _Group, skip_ops: frozenset[str]) -> Rule | None:
+def _rule(group: _Group, skip_ops: frozenset[str]) -> Cause | None:
     entry = group.entry
     if entry.key.custom_op in skip_ops:
         return Rule.SKIPPED_OP
     if is_never_taken(entry.key.custom_op):
         return Rule.COLLECTIVE_OP
-    if entry.runner.startswith("Cudnn") and type(entry.tactic) is int and entry.tactic >= 0:
-        return Rule.LEGACY_CUDNN
-    return None
+    return Rule.LEGACY_CUDNN if entry.is_cudnn_ordinal else None
 
 
 def _first_difference(
@@ -226,6 +249,7 @@ def _first_difference(
 ) -> FactDifference | None:
     if not differing:
         return None
+    facts = (*facts, *(difference.fact for difference in differing))
     must = must_facts(group.lookup, facts, raced_alone=raced_alone)
     return next((difference for difference in differing if difference.fact in must), None)
 
@@ -271,7 +295,20 @@ def _consistent(groups: list[_Group], unserved: list[_Group]) -> tuple[list[_Gro
     return list(served.values()), refused
 
 
-def _verdict(judgement: Judgement, chosen: Mapping[str, Chosen], answered: Collection[tuple[str, str]]) -> Verdict:
+def _speed_facts(group: _Group, differing: Collection[FactDifference]) -> Iterable[str]:
+    """The facts that differ and on which the speed of a group's entry depends, though not its validity."""
+    if not differing:
+        return ()
+    facts = perf_facts(group.lookup, tuple(difference.fact for difference in differing))
+    return (difference.fact for difference in differing if difference.fact in facts)
+
+
+def _verdict(
+    judgement: Judgement,
+    chosen: Mapping[str, Chosen],
+    answered: Collection[tuple[str, str]],
+    slower: Collection[tuple[str, str]],
+) -> Verdict:
     row, bundle = judgement.candidate.row, judgement.candidate.bundle
     bundle_id = row.bundle_id
     taken = elsewhere = 0
@@ -290,6 +327,7 @@ def _verdict(judgement: Judgement, chosen: Mapping[str, Chosen], answered: Colle
         elsewhere=elsewhere,
         differing=judgement.differing,
         rejected=judgement.rejected,
+        may_cost_speed=tuple(item.fact for item in judgement.differing if (row.bundle_id, item.fact) in slower),
     )
 
 

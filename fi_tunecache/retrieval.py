@@ -91,6 +91,8 @@ def _make(
     from .materialisation import materialise, resolution_json
 
     fetched = fetch_candidates(request, trees, cache)
+    for notice in fetched.notices:
+        cache.notice(notice)
     asked, other = resolve_both(request, fetched)
     if not asked.chosen:
         raise no_match(asked, other, trees)
@@ -116,7 +118,7 @@ def _held(cache: UserCache, selection_id: str) -> Pulled | None:
         if selection.id != selection_id:
             raise FormatError("its id is not its name")
     except CacheError as error:
-        cache.notices.append(str(error))
+        cache.notice(str(error))
         return None
     except FormatError as error:
         cache.set_aside(path, error.problem)
@@ -143,7 +145,11 @@ def resolve(
     """
     from .candidates import fetch_candidates, resolve_both
 
-    return resolve_both(request, fetch_candidates(request, [opener(name) for name in request.registries], cache))
+    fetched = fetch_candidates(request, [opener(name) for name in request.registries], cache)
+    if cache is not None:
+        for notice in fetched.notices:
+            cache.notice(notice)
+    return resolve_both(request, fetched)
 
 
 def no_match(asked: Resolution, other: Resolution, trees: Sequence[RegistryTree]) -> NoMatchError:
@@ -161,8 +167,9 @@ def no_match(asked: Resolution, other: Resolution, trees: Sequence[RegistryTree]
             return NoMatchError(problem, f"--match {other.level} would give {len(other.chosen)} entries")
         unknown = [item.fact for item in asked.nearest.differing if item.here is None]
         if unknown:
-            return NoMatchError(problem, f"what is unknown matches nothing: give it with --fact {unknown[0]}=VALUE")
-        return NoMatchError(problem, "`fi-tunecache resolve` tells why, bundle by bundle")
+            given = " ".join(f"--fact {fact}=VALUE" for fact in unknown)
+            return NoMatchError(problem, f"what is unknown matches nothing: give it with {given}")
+        return NoMatchError(problem, "`fi-tunecache resolve` with the same options tells why, bundle by bundle")
     wanted = Folder.of(environment)
     folders = sorted({folder for tree in trees for folder in tree.folders()})
     near = [str(folder) for folder in folders if wanted.slug == folder.slug or wanted.version == folder.version]

@@ -28,6 +28,7 @@ __all__ = [
     "Selection",
     "SelectionBundle",
     "read_selection",
+    "replace_digest",
 ]
 
 SELECTION_FORMAT = 1
@@ -101,7 +102,6 @@ class Selection(Struct, frozen=True, kw_only=True):
     bundles: tuple[SelectionBundle, ...]
     entries: int
     other_level: OtherLevel
-    undetermined: tuple[str, ...] = ()
     digest: str = BLANK_DIGEST
 
 
@@ -125,9 +125,18 @@ def read_selection(data: bytes, *, source: str = "") -> Selection:
         selection = _header.decode(data).metadata.fi_tunecache
     except (msgspec.DecodeError, RecursionError) as error:
         raise FormatError(f"not a selection ({error})", source=source) from None
-    digest = selection.digest.encode()
-    if hashlib.sha256(data.replace(digest, BLANK_DIGEST.encode(), 1)).hexdigest() != selection.digest:
+    if hashlib.sha256(replace_digest(data, selection.digest, BLANK_DIGEST)).hexdigest() != selection.digest:
         raise FormatError("its digest is wrong: the file was changed", "pull again", source=source)
     if selection.format != SELECTION_FORMAT:
         raise FormatError(f"selection format {selection.format} is not {SELECTION_FORMAT}", source=source)
     return selection
+
+
+def replace_digest(data: bytes, old: str, new: str) -> bytes:
+    """A selection file's bytes with another digest in the place of ``old``.
+
+    It is the last field of that name with that value: names are sorted, so our object comes after
+    the entries, which may hold anything.
+    """
+    before, found, after = data.rpartition(f'"digest":"{old}"'.encode())
+    return before + f'"digest":"{new}"'.encode() + after if found else data

@@ -96,6 +96,8 @@ def read_source(path: Path) -> Source:
 
 def _read_file(path: Path) -> bytes:
     try:
+        if path.is_fifo():  # opening one would wait for its writer
+            raise UsageError(f"{path} is a pipe", "name a v1 file, a store, a bundle or a bundled module")
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             if size > MAX_FILE_BYTES:
@@ -184,7 +186,7 @@ def _entry_problems(entries: tuple[Entry, ...]) -> list[str]:
             f"{count_entries(len(mismatched))} with another runner than in the key, never served, "
             f"e.g. {first.runner} at {first.key.text[:120]}"
         )
-    ordinal = sum(e.runner.startswith("Cudnn") and type(e.tactic) is int and e.tactic >= 0 for e in entries)
+    ordinal = sum(entry.is_cudnn_ordinal for entry in entries)
     if ordinal:
         problems.append(
             f"{count_entries(ordinal)} of cuDNN with a plan's position as tactic, dropped by FlashInfer since 0.6.16"

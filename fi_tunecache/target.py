@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -124,6 +126,8 @@ def find_target(options: TargetOptions, registries: Sequence[str], say: Callable
 def _probe(options: TargetOptions, given: frozenset[str], say: Callable[[str], None]) -> Probe:
     from .probe import probe_environment
 
+    if options.probe == "full":
+        return _full_probe(options, given)
     probe = probe_environment(options.probe, options.gpu_index, need_gpu="gpu" not in given)
     missing = [fact for fact, _ in probe.undetermined if fact not in given]
     # Only a machine that has its GPU can tell more than the light probe already did.
@@ -131,10 +135,17 @@ def _probe(options: TargetOptions, given: frozenset[str], say: Callable[[str], N
         return probe
     say(f"the light probe does not know {', '.join(missing)}; asking FlashInfer itself (--probe light prevents it)")
     try:
-        return probe_environment("full", options.gpu_index, need_gpu="gpu" not in given)
+        return _full_probe(options, given)
     except (HardwareError, FormatError) as error:
         say(f"{error.problem}; going on with what the light probe knows")
         return probe
+
+
+def _full_probe(options: TargetOptions, given: frozenset[str]) -> Probe:
+    from .probe import probe_environment
+
+    with contextlib.redirect_stdout(sys.stderr):  # what FlashInfer and torch print is not our output
+        return probe_environment("full", options.gpu_index, need_gpu="gpu" not in given)
 
 
 def _read_environment(path: Path) -> Environment:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -22,10 +23,15 @@ from .errors import CacheError, UsageError
 
 __all__ = ["CachedFile", "UserCache"]
 
-LOCK_TIMEOUT = 60.0
+LOCK_TIMEOUT = 10.0
 """Seconds to wait for another process's work before doing it ourselves."""
 
-_KINDS = ("bundles", "selections", "workloads", "hub", "locks")
+_KINDS = {
+    "bundles": re.compile(r"[0-9a-f]{64}\.json(\.corrupt)?"),
+    "selections": re.compile(r"[0-9a-f]{32}(\.resolution)?\.json(\.corrupt)?"),
+}
+"""The folders and what we name files in them: nothing else is ever listed or removed."""
+
 _STALE_SECONDS = 3600.0
 _ADVICE = "free space or fix its permissions, or set FI_TUNECACHE_DIR to a writable directory"
 
@@ -48,6 +54,11 @@ class UserCache:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.notices: list[str] = []
+
+    def notice(self, line: str) -> None:
+        """Take notice of something, once."""
+        if line not in self.notices:
+            self.notices.append(line)
 
     @classmethod
     def locate(cls, environ: Mapping[str, str] = os.environ) -> UserCache:
@@ -95,7 +106,7 @@ class UserCache:
         try:
             data = self.read(path)
         except CacheError as error:
-            self.notices.append(str(error))
+            self.notice(str(error))
             return None
         if data is None or hashlib.sha256(data).hexdigest() == sha256:
             return data
@@ -119,9 +130,9 @@ class UserCache:
         try:
             path.replace(path.with_name(f"{path.name}.corrupt"))
         except OSError as error:
-            self.notices.append(f"{path} is damaged ({problem}) and can't be set aside ({error.strerror})")
+            self.notice(f"{path} is damaged ({problem}) and can't be set aside ({error.strerror})")
         else:
-            self.notices.append(f"{path} was damaged ({problem}); it is set aside as {path.name}.corrupt")
+            self.notice(f"{path} was damaged ({problem}); it is set aside as {path.name}.corrupt")
 
     @contextlib.contextmanager
     def lock(self, name: str, timeout: float = LOCK_TIMEOUT) -> Iterator[bool]:
@@ -130,12 +141,13 @@ class UserCache:
 
         path = self.root / "locks" / f"{name}.lock"
         with contextlib.ExitStack() as stack:
-            held = False
-            # Where it can't be had, the work is done unlocked; storing will tell what is wrong.
+            held = False  # then the work is done unlocked; storing will tell what is wrong
             with contextlib.suppress(OSError, NotImplementedError, filelock.Timeout):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(filelock.FileLock(path, timeout=timeout))
                 held = True
+            if not held:
+                self.notice(f"the lock {path} can't be had; going on without it")
             yield held
 
     def files(self) -> list[CachedFile]:
@@ -143,14 +155,19 @@ class UserCache:
         return [file for file in self._walk() if not is_temporary(file.path.name)]
 
     def _walk(self) -> Iterator[CachedFile]:
-        for kind in _KINDS[:-1]:
-            for folder, subfolders, names in os.walk(self.root / kind):
-                subfolders.sort()
-                for name in sorted(names):
-                    path = Path(folder, name)
+        for kind, names in _KINDS.items():
+            folder = self.root / kind
+            try:
+                children = [] if folder.is_symlink() else sorted(folder.iterdir())
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                raise CacheError(f"{folder} can't be listed ({error.strerror})", "fix its permissions") from error
+            for path in children:
+                if names.fullmatch(path.name) or is_temporary(path.name):
                     with contextlib.suppress(FileNotFoundError):  # another process may remove it meanwhile
                         status = path.lstat()
-                        if stat.S_ISREG(status.st_mode) and path.suffix != ".lock":
+                        if stat.S_ISREG(status.st_mode):
                             yield CachedFile(kind, path, status.st_size, status.st_mtime)
 
     def prune(self, *, older_than: float, now: float | None = None) -> list[CachedFile]:

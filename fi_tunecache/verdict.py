@@ -25,7 +25,9 @@ class Rule(enum.Enum):
 
     NOT_FASTEST = "no recorded lookup tells the caller's order, so only the fastest runner of a shape is kept"
     NO_TIMES = "no recorded lookup tells the caller's order and times are missing"
+    NOT_RECORDED = "recorded lookups of the same shape did not choose it"
     CONTRADICTED = "a lookup with more runners, or a better bundle, wants another entry"
+    LEFT_OVER = "one more choice is not left over at a shape where its rivals are dropped"
     WOULD_MISLEAD = "a lookup that is not served would end on this runner instead of its winner"
     SKIPPED_OP = "the op is in the skip list"
     COLLECTIVE_OP = "the op is collective: ranks must tune it together"
@@ -81,7 +83,8 @@ class Verdict(Struct, frozen=True):
 
     ``taken`` is the number of entries it provides, ``elsewhere`` of those whose lookup or
     key another bundle answers; the others are dropped, each in one :class:`Dropped` line. ``differing``
-    facts of a bundle that is used concern performance only, or not the runners that are taken.
+    facts of a bundle that is used do not concern the entries that are taken, or only their speed:
+    those are named in ``may_cost_speed``.
     """
 
     registry: str
@@ -92,6 +95,7 @@ class Verdict(Struct, frozen=True):
     elsewhere: int
     differing: tuple[FactDifference, ...]
     rejected: tuple[Yanked | PolicyDifference | FactDifference, ...]
+    may_cost_speed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.rejected:
@@ -101,7 +105,8 @@ class Verdict(Struct, frozen=True):
         if self.elsewhere:
             line += f", {self.elsewhere} answered by another bundle"
         if self.differing:
-            line += f" (differs in {'; '.join(map(str, self.differing))})"
+            line += f" (differs in {'; '.join(map(str, self.differing))}"
+            line += f"; {', '.join(self.may_cost_speed)} may cost speed)" if self.may_cost_speed else ")"
         return line
 
 

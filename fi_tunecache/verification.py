@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -87,9 +88,10 @@ def verify_cache(cache: UserCache) -> Report:
 
 
 def _check_bundle(cache: UserCache, path: Path) -> None:
-    if cache.read_bundle(path.stem) is None:
-        raise FormatError("the file was changed; it was set aside", "pull again", source=str(path))
-    read_bundle(cache.read(path) or b"", source=str(path))
+    data = cache.read(path) or b""
+    if hashlib.sha256(data).hexdigest() != path.stem:
+        raise FormatError("the file was changed", "the next pull sets it aside and makes it again", source=str(path))
+    read_bundle(data, source=str(path))
 
 
 def _check_selection(cache: UserCache, path: Path) -> None:

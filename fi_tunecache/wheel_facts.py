@@ -29,6 +29,7 @@ __all__ = [
     "find_package",
     "find_wheels",
     "flashinfer_version",
+    "is_whole_fingerprint",
     "normalize",
 ]
 
@@ -52,8 +53,14 @@ class Wheel(Struct, frozen=True):
     folder: Path
 
     def read_text(self, file: str) -> str | None:
-        """A file beside the metadata, None where :mod:`importlib.metadata` would give None."""
-        return _read_text(self.folder / file)
+        """A file beside the metadata, None where :mod:`importlib.metadata` would give None.
+
+        Raises HardwareError where that would fail, and FlashInfer with it.
+        """
+        try:
+            return _read_text(self.folder / file)
+        except UnicodeDecodeError:
+            raise HardwareError(f"{self.folder / file} is not UTF-8", "install that package again") from None
 
 
 def find_wheels(search_path: Sequence[str]) -> tuple[Wheel, ...]:
@@ -84,7 +91,7 @@ def _folders(search_path: Sequence[str]) -> Iterator[tuple[str, Path]]:
 
 def _read_headers(folder: Path) -> dict[str, list[str]]:
     """The metadata's headers; an old distribution may be a single file of them."""
-    texts = map(_read_text, (folder / "METADATA", folder / "PKG-INFO", folder))
+    texts = (_read_text(path, errors="replace") for path in (folder / "METADATA", folder / "PKG-INFO", folder))
     headers: dict[str, list[str]] = {}
     for line in next(filter(None, texts), "").partition("\n\n")[0].splitlines():
         name, colon, value = line.partition(":")
@@ -93,9 +100,9 @@ def _read_headers(folder: Path) -> dict[str, list[str]]:
     return headers
 
 
-def _read_text(path: Path) -> str | None:
+def _read_text(path: Path, errors: str = "strict") -> str | None:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8", errors=errors)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
         return None
 
@@ -224,3 +231,9 @@ FINGERPRINTS: Mapping[str, Callable[[Sequence[Wheel]], str]] = {
 }
 """By public FlashInfer version. Read from ``_get_cute_dsl_version`` in ``flashinfer/jit/cute_dsl_core.py`` of
 these wheels; the first five have one and the same function. There is no 0.7.3, and 0.6 has no such fact."""
+
+
+def is_whole_fingerprint(flashinfer_version: str | None, fingerprint: str) -> bool:
+    """False for a list of packages where that FlashInfer stamps hashes as well; True where the form is not known."""
+    formula = FINGERPRINTS.get((flashinfer_version or "").partition("+")[0])
+    return formula is not _records or ":" in fingerprint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import os
@@ -85,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(error: FiTuneCacheError, code: int | None = None) -> int:
-    click.echo(f"fi-tunecache: {error}", err=True)
+    with contextlib.suppress(OSError):  # where even that can't be written, the exit code still says it
+        click.echo(f"fi-tunecache: {error}", err=True)
     return error.exit_code if code is None else code
 
 

@@ -83,6 +83,8 @@ def print_table(
 
 def other_level_line(here: int, level: str, entries: int, bundles: int) -> str:
     """What the other match level would have given."""
+    if here == entries == 0:
+        return f"--match {level} would give nothing either."
     if entries == here:
         return f"--match {level} would give the same number of entries."
     if not entries:

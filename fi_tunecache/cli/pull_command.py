@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from ..atomic_file import write_atomic
+from ..environment import Environment
 from ..errors import CacheError, HardwareError, UsageError
 from ..retrieval import Pulled, pull
 from ..target import Target
@@ -33,6 +34,15 @@ from .output import environment_builtins, other_level_line, print_json, print_li
 __all__ = ["command"]
 
 _ANOTHER_FILE = "choose another file with --to"
+
+
+class _StampedMetadata(Struct, frozen=True):
+    fi_tunecache: dict[str, Any]
+
+
+class _Stamped(Struct, frozen=True):
+    metadata: _StampedMetadata = msgspec.field(name="_metadata")
+    generation: str | None = msgspec.field(name="_generation", default=None)
 
 
 class _Verdict(Struct, frozen=True):
@@ -64,12 +74,13 @@ class _Reasons(Struct, frozen=True):
     metavar="cache|FILE",
     help="cache: the user cache alone (default); FILE: also a v1 file that FlashInfer in this environment loads.",
 )
+@click.option("--force", is_flag=True, help="Replace FILE even if pull did not make it.")
 @click.option("--offline", is_flag=True, help="Use what is cached without asking a registry whether it is current.")
 @environment_options
 @match_options
 @registry_option
 @as_json
-def command(destination: str, offline: bool, as_json: bool, **arguments: Any) -> int:
+def command(destination: str, force: bool, offline: bool, as_json: bool, **arguments: Any) -> int:
     """Get the tuned entries that are valid for an environment.
 
     They are taken from the embedded registry unless --registry or FI_TUNECACHE_REGISTRY names
@@ -78,7 +89,7 @@ def command(destination: str, offline: bool, as_json: bool, **arguments: Any) ->
     started = time.perf_counter()
     target = target_from(arguments)
     request = request_from(target, arguments)
-    file = None if destination == "cache" else _output_file(destination, target)
+    file = None if destination == "cache" else _output_file(destination, target, force=force)
     with user_cache() as cache:
         pulled = pull(request, cache=cache, offline=offline)
     if pulled.not_stored is not None:
@@ -100,7 +111,7 @@ def command(destination: str, offline: bool, as_json: bool, **arguments: Any) ->
     return 0
 
 
-def _output_file(destination: str, target: Target) -> Path:
+def _output_file(destination: str, target: Target, *, force: bool) -> Path:
     if destination in ("", "flashinfer"):
         problem = "is not there yet" if destination else "names no file"
         raise UsageError(f"--to {destination!r} {problem}", "use --to FILE, such as --to tuned.json")
@@ -111,6 +122,7 @@ def _output_file(destination: str, target: Target) -> Path:
             f"give it with --fact {missing[0]}=VALUE, or all with --environment FILE or --like",
         )
     file = Path(destination)
+    _require_full_fingerprint(target.environment)
     try:
         mode = file.stat().st_mode
     except FileNotFoundError:
@@ -119,7 +131,32 @@ def _output_file(destination: str, target: Target) -> Path:
         raise CacheError(f"{destination} can't be written ({error.strerror})", _ANOTHER_FILE) from error
     if not stat.S_ISREG(mode):  # such as a directory, /dev/null or a pipe: it would be replaced
         raise UsageError(f"{destination} is there and not a file", "name a new file, such as tuned.json")
+    if not force and not _is_stamped(file):
+        raise UsageError(
+            f"{destination} is there and holds something else than an unchanged file of ours",
+            "name another file, or replace it with --force",
+        )
     return file
+
+
+def _is_stamped(file: Path) -> bool:
+    """Whether a file is one that pull made and nobody has added to (FlashInfer adds ``_generation``)."""
+    try:
+        header = msgspec.json.decode(file.read_bytes(), type=_Stamped)
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return False
+    return "selection" in header.metadata.fi_tunecache and header.generation is None
+
+
+def _require_full_fingerprint(environment: Environment) -> None:
+    """Raises UsageError for a fingerprint in the short form that is compared, where FlashInfer stamps a longer one."""
+    from ..wheel_facts import is_whole_fingerprint
+
+    if not is_whole_fingerprint(environment.raw("flashinfer_version"), environment.raw("cutlass_dsl_version") or ""):
+        raise UsageError(
+            f"cutlass_dsl_version is not what FlashInfer {environment.flashinfer_version} stamps, which has hashes",
+            "take it from `fi-tunecache env --json` on the machine that serves",
+        )
 
 
 def _reasons(pulled: Pulled, cache: UserCache) -> _Reasons | None:
@@ -171,6 +208,11 @@ def _print(
         print_line(f'Wrote {file}; load it with flashinfer.autotune(False, cache="{file}")')
         if target.described:
             print_line(f"It loads only where FlashInfer computes the same facts ({target.origin}).")
+            if environment.cutlass_dsl_version != environment.fact("cutlass_dsl_version"):
+                print_line(
+                    f"For flashinfer {environment.flashinfer_version} they contain that machine's torch and virtual "
+                    "environment path: to serve elsewhere, pull there."
+                )
 
 
 def _builtins(
