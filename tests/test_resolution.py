@@ -94,7 +94,10 @@ class TestAGroupIsTakenOrDroppedWhole:
         assert set(tactics(resolve(named).chosen)) == {(CUDNN, 1), (TINY, 1)}
         found = resolve(named, here=NEW_CUDNN)
         assert not found.chosen
-        assert lines(found)[1].endswith(f"1 entry of {TINY} dropped (rivals: {CUDNN})")
+        assert lines(found)[1] == (
+            "one more choice is not left over at a shape where its rivals are dropped: "
+            f"1 entry of {TINY} dropped (rivals: {CUDNN})"
+        )
 
 
 class TestTheCallersOrderDecides:
@@ -147,6 +150,23 @@ class TestWithoutRecordedLookups:
     def test_the_fastest_is_dropped_where_a_slower_rival_is_not_valid(self) -> None:
         made = bundle([entry(key(CUDNN), (0, ()), 0.009), entry(key(CUBLASLT), 3, 0.008)])
         assert not resolve(made, here=NEW_CUDNN).chosen
+
+    def test_of_several_bundles_together_too(self) -> None:
+        """One bundle a runner class must give no more than one bundle with all of them."""
+        named = {CUDNN: ((0, ()), 0.009), CUBLASLT: (3, 0.008), TINY: (0, 0.05)}
+        found = resolve(*(bundle([entry(key(runner), *answer)]) for runner, answer in named.items()))
+        assert tactics(found.chosen) == {(CUBLASLT, 1): 3}
+
+    def test_none_is_kept_at_a_shape_that_a_recorded_lookup_has(self) -> None:
+        recorded = bundle([entry(key(CUTLASS), 1)], [lookup([CUTLASS], CUTLASS)])
+        found = resolve(recorded, bundle([entry(key(CUBLASLT), 3, 0.001)]))
+        assert tactics(found.chosen) == {(CUTLASS, 1): 1}
+        assert lines(found) == [f"recorded lookups of the same shape did not choose it: 1 entry of {CUBLASLT} dropped"]
+
+    def test_nobody_knows_whether_a_lone_mere_choice_raced_alone(self) -> None:
+        alone = [entry(key(TINY))]
+        assert tactics(resolve(bundle(alone, [lookup([TINY], TINY)]), here=NEW_CUDNN).chosen) == {(TINY, 1): 0}
+        assert not resolve(bundle(alone), here=NEW_CUDNN).chosen
 
     def test_entries_that_no_recorded_lookup_chose_are_judged_by_shape(self) -> None:
         made = bundle(
@@ -258,6 +278,13 @@ class TestVerdicts:
     def test_a_bundle_used_despite_a_difference_says_so(self) -> None:
         found = resolve(bundle([entry(key(CUTLASS))]), here=NEW_CUDNN)
         assert str(found.verdicts[0]).endswith("1 of 1 entries (differs in cudnn_version: registry 91900, here 92400)")
+
+    def test_a_difference_that_may_cost_speed_says_so(self) -> None:
+        old_frontend = H200.with_facts({"cudnn_frontend_version": "1.31.0"})
+        found = resolve(bundle([entry(key(CUDNN), (0, ())), entry(key(CUTLASS, 2))]), here=old_frontend)
+        (verdict,) = found.verdicts
+        assert verdict.may_cost_speed == ("cudnn_frontend_version",)
+        assert str(verdict).endswith("here 1.31.0; cudnn_frontend_version may cost speed)")
 
     def test_yanked_says_why(self) -> None:
         item = candidate(bundle([entry(key(CUTLASS))]), yanked=Yank("tuned at a lower clock", "2026-12-03"))

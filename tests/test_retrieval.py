@@ -8,11 +8,13 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from made import CUDNN, CUTLASS, H200, bundle, entry, key, lookup
+from made import CUDNN, CUTLASS, H200, POLICY, bundle, entry, key, lookup
 
 from fi_tunecache.bundle import MARK
+from fi_tunecache.entry import Entry
 from fi_tunecache.errors import FormatError, IntegrityError, NoMatchError, RegistryError, UsageError
 from fi_tunecache.flashinfer_json import read_cache_file
+from fi_tunecache.key import Key
 from fi_tunecache.match_level import MatchLevel
 from fi_tunecache.materialisation import stamped
 from fi_tunecache.publish.directory import add_bundles
@@ -141,7 +143,7 @@ class TestAMiss:
         add_bundles(registry, "test", [bundle([entry(key(CUTLASS, 8))])])
         tree = CountingTree(registry)
         pull(request_to(registry), cache=cache, opener=lambda name: tree)
-        assert len([path for path in tree.reads if not path.endswith("manifest.json")]) == 1
+        assert len([path for path in tree.reads if not path.endswith(("manifest.json", "registry.json"))]) == 1
 
     def test_nothing_fits_and_nothing_is_stored(self, cache: UserCache, registry: Path) -> None:
         with pytest.raises(NoMatchError) as caught:
@@ -154,20 +156,42 @@ class TestAMiss:
         assert not list(cache.root.rglob("*.json"))
 
     @pytest.mark.parametrize(
-        ("facts", "next_step"),
+        ("facts", "line"),
         [
-            pytest.param({"gpu": "NVIDIA H200 NVL"}, "there is 0.7.4/nvidia-h200", id="a look-alike GPU"),
-            pytest.param({"flashinfer_version": "0.7.4+cu130"}, "there is 0.7.4/nvidia-h200", id="a local version"),
+            pytest.param({"gpu": "NVIDIA H200 NVL"}, r"nearest: bundle \w{16}: gpu\)", id="a look-alike GPU"),
+            pytest.param(
+                {"flashinfer_version": "0.7.4+cu130"},
+                r"nearest: bundle \w{16}: flashinfer_version\)",
+                id="a local version",
+            ),
             pytest.param(
                 {"gpu": "RTX A4000", "flashinfer_version": "0.9"}, "there is 0.7.4/nvidia-h200", id="nothing near"
             ),
         ],
     )
-    def test_no_folder_names_what_there_is(
-        self, cache: UserCache, registry: Path, facts: dict[str, str], next_step: str
+    def test_without_a_folder_the_neighbours_are_named_and_never_taken(
+        self, cache: UserCache, registry: Path, facts: dict[str, str], line: str
     ) -> None:
-        with pytest.raises(NoMatchError, match=next_step):
-            pull(request_to(registry, environment=H200.with_facts(facts)), cache=cache)
+        for level in MatchLevel:
+            with pytest.raises(NoMatchError, match=line):
+                pull(request_to(registry, environment=H200.with_facts(facts), level=level), cache=cache)
+
+    def test_a_neighbour_is_told_with_the_entries_that_it_would_have(self, registry: Path) -> None:
+        asked, other = resolve(request_to(registry, environment=H200.with_facts({"flashinfer_version": "0.7.2"})))
+        (verdict,) = asked.verdicts
+        assert str(verdict).endswith("rejected: flashinfer_version: registry 0.7.4, here 0.7.2: 3 entries lost")
+        assert not asked.chosen
+        assert not other.chosen
+
+    def test_a_registry_of_a_newer_format_is_refused_and_notices_are_said(
+        self, cache: UserCache, registry: Path
+    ) -> None:
+        (registry / "registry.json").write_text('{"format": 1, "name": "test", "notices": ["moved to another place"]}')
+        pull(request_to(registry), cache=cache)
+        assert cache.notices == [f"{registry}: moved to another place"]
+        (registry / "registry.json").write_text('{"format": 9, "name": "test"}')
+        with pytest.raises(FormatError, match="upgrade fi-tunecache"):
+            resolve(request_to(registry))
 
     def test_the_other_level_is_told(self, cache: UserCache, registry: Path) -> None:
         add_bundles(
@@ -244,6 +268,19 @@ class TestADamagedCache:
         path.write_bytes(changed)
         assert not pull(request_to(registry), cache=cache).hit
         assert path.read_bytes() == made.data
+
+    def test_what_looks_like_our_digest_in_a_key_or_an_entry_stays_as_it_is(
+        self, cache: UserCache, tmp_path: Path
+    ) -> None:
+        zeros = "0" * 64
+        odd = Key("op", CUTLASS, ((1,),), (zeros, '"digest":"' + zeros + '"'))
+        odd_entry = Entry(odd, CUTLASS, 1, POLICY, {"digest": zeros})
+        add_bundles(tmp_path / "odd", "odd", [bundle([odd_entry])])
+        made = pull(request_to(tmp_path / "odd"), cache=cache)
+        assert pull(request_to(tmp_path / "odd"), cache=cache).hit
+        (found,) = read_cache_file(made.data).entries
+        assert found.key == odd
+        assert (found.selection or {})["digest"] == zeros
 
     def test_a_selection_under_another_name_is_not_used(self, cache: UserCache, registry: Path) -> None:
         made = pull(request_to(registry), cache=cache)

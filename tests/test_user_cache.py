@@ -22,7 +22,8 @@ from fi_tunecache.user_cache import CachedFile, UserCache
 
 DATA = b'{"a bundle": 1}'
 SHA256 = hashlib.sha256(DATA).hexdigest()
-DAY = 86_400.0
+DAY, HOUR = 86_400.0, 3600.0
+ID = "0" * 32
 
 
 @pytest.fixture
@@ -89,16 +90,16 @@ def test_nothing_is_created_until_something_is_stored(cache: UserCache) -> None:
 
 def test_what_is_stored_is_read(cache: UserCache) -> None:
     cache.store_bundle(SHA256, DATA)
-    cache.store(cache.selection_path("ab"), b"selection")
-    cache.store(cache.resolution_path("ab"), b"why")
+    cache.store(cache.selection_path(ID), b"selection")
+    cache.store(cache.resolution_path(ID), b"why")
 
     assert cache.read_bundle(SHA256) == DATA
-    assert cache.read(cache.selection_path("ab")) == b"selection"
+    assert cache.read(cache.selection_path(ID)) == b"selection"
     assert cache.notices == []
     assert [(file.kind, file.path.relative_to(cache.root).as_posix(), file.size) for file in cache.files()] == [
         ("bundles", f"bundles/{SHA256}.json", len(DATA)),
-        ("selections", "selections/ab.json", 9),
-        ("selections", "selections/ab.resolution.json", 3),
+        ("selections", f"selections/{ID}.json", 9),
+        ("selections", f"selections/{ID}.resolution.json", 3),
     ]
 
 
@@ -181,7 +182,8 @@ def test_a_cache_that_may_not_be_entered(shared_path: Path) -> None:
 
     with unprivileged():
         assert cache.read_bundle(SHA256) is None
-        assert cache.files() == []
+        with pytest.raises(CacheError, match=r"bundles can't be listed \(Permission denied\); fix its permissions"):
+            cache.files()
         with pytest.raises(CacheError, match=r"can't be written \(Permission denied"):
             cache.store_bundle(SHA256, DATA)
     cache.root.chmod(0o755)
@@ -303,91 +305,87 @@ def put(cache: UserCache, name: str, age: float, now: float = 1e9) -> Path:
 TEMPORARY = ".0123456789abcdef.tmp"
 
 
-def filled(cache: UserCache) -> None:
-    put(cache, "bundles/old.json", 31 * DAY)
-    put(cache, "bundles/new.json", 29 * DAY)
-    put(cache, "bundles/old.json.corrupt", 31 * DAY)
-    put(cache, "selections/old.json", 31 * DAY)
-    put(cache, "workloads/new.json", DAY)
-    put(cache, "hub/blobs/old", 31 * DAY)
-    put(cache, "locks/old.lock", 31 * DAY)
-    put(cache, "hub/.locks/old.lock", 31 * DAY)
-    put(cache, f"bundles/{TEMPORARY}", 3601)
-    put(cache, f"selections/{TEMPORARY}", 3599)
-    put(cache, f"locks/{TEMPORARY}", 31 * DAY)
-    put(cache, "bundles/.other.tmp", DAY)
-    put(cache, "not ours", 31 * DAY)
+OLD, NEW = "1" * 64, "2" * 64
 
 
 def names(cache: UserCache) -> list[str]:
     return sorted(path.relative_to(cache.root).as_posix() for path in cache.root.rglob("*") if path.is_file())
 
 
+def filled(cache: UserCache) -> None:
+    """What a cache may hold after a while, at Unix time 1e9: ours, old and new, and what is not ours."""
+    put(cache, f"bundles/{OLD}.json", 31 * DAY)
+    put(cache, f"bundles/{OLD}.json.corrupt", 31 * DAY)
+    put(cache, f"bundles/{NEW}.json", 29 * DAY)
+    put(cache, f"selections/{ID}.json", 31 * DAY)
+    put(cache, f"selections/{ID}.resolution.json", 31 * DAY)
+    put(cache, f"bundles/{TEMPORARY}", 2 * HOUR)
+    put(cache, f"selections/{TEMPORARY}", HOUR / 2)
+    for name in NOT_OURS:
+        put(cache, name, 99 * DAY)
+
+
+NOT_OURS = [
+    "bundles/notes.txt",
+    "bundles/sub/" + "3" * 64 + ".json",
+    "hub/models--x/blobs/abc",
+    "locks/old.lock",
+    f"locks/{TEMPORARY}",
+    "selections/mine.json",
+    "not ours",
+]
+"""Such as a model in a Hugging Face cache that shares the directory."""
+
+
 def test_the_files_of_a_cache(cache: UserCache) -> None:
     filled(cache)
-    (cache.root / "bundles" / "link.json").symlink_to("old.json")
+    (cache.root / "bundles" / f"{'4' * 64}.json").symlink_to(f"{OLD}.json")
 
     assert [file.path.relative_to(cache.root).as_posix() for file in cache.files()] == [
-        "bundles/.other.tmp",
-        "bundles/new.json",
-        "bundles/old.json",
-        "bundles/old.json.corrupt",
-        "selections/old.json",
-        "workloads/new.json",
-        "hub/blobs/old",
+        f"bundles/{OLD}.json",
+        f"bundles/{OLD}.json.corrupt",
+        f"bundles/{NEW}.json",
+        f"selections/{ID}.json",
+        f"selections/{ID}.resolution.json",
     ]
-    for letter in "cdab":
-        put(cache, f"hub/{letter}/file", DAY)
-    assert [file.path.parent.name for file in cache.files() if file.kind == "hub"] == ["a", "b", "blobs", "c", "d"]
-    assert cache.files()[1] == CachedFile("bundles", cache.root / "bundles" / "new.json", 16, 1e9 - 29 * DAY)
+    assert cache.files()[2] == CachedFile("bundles", cache.bundle_path(NEW), 77, 1e9 - 29 * DAY)
 
 
 def test_pruning(cache: UserCache) -> None:
     filled(cache)
     removed = cache.prune(older_than=30 * DAY, now=1e9)
 
-    assert [file.path.relative_to(cache.root).as_posix() for file in removed] == [
-        "bundles/old.json",
-        "bundles/old.json.corrupt",
-        "selections/old.json",
-        "hub/blobs/old",
+    assert [file.path.name for file in removed] == [
+        f"{OLD}.json",
+        f"{OLD}.json.corrupt",
+        f"{ID}.json",
+        f"{ID}.resolution.json",
     ]
-    assert names(cache) == sorted(
-        [
-            "bundles/new.json",
-            "bundles/.other.tmp",
-            "workloads/new.json",
-            f"selections/{TEMPORARY}",  # its writer may be at work
-            "locks/old.lock",
-            f"locks/{TEMPORARY}",
-            "hub/.locks/old.lock",
-            "not ours",
-        ]
-    )
+    at_work = f"selections/{TEMPORARY}"
+    assert names(cache) == sorted([f"bundles/{NEW}.json", at_work, *NOT_OURS])
 
 
-def test_clearing(cache: UserCache) -> None:
+def test_clearing_removes_ours_and_nothing_else(cache: UserCache) -> None:
     filled(cache)
     now = time.time()
     os.utime(cache.root / "selections" / TEMPORARY, (now, now))
-    os.utime(cache.root / "workloads" / "new.json", (now + DAY, now + DAY))  # a clock that was wrong
+    os.utime(cache.bundle_path(NEW), (now + DAY, now + DAY))  # a clock that was wrong
 
-    assert len(cache.clear()) == 7
-    assert names(cache) == sorted(
-        [f"selections/{TEMPORARY}", "locks/old.lock", f"locks/{TEMPORARY}", "hub/.locks/old.lock", "not ours"]
-    )
+    assert len(cache.clear()) == 5
+    assert names(cache) == sorted([f"selections/{TEMPORARY}", *NOT_OURS])
 
 
 def test_a_link_is_not_followed(cache: UserCache, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
-    (outside / "precious").write_bytes(b"")
-    put(cache, "bundles/a.json", DAY)
-    (cache.root / "bundles" / "link").symlink_to(outside)
-    (cache.root / "bundles" / "precious").symlink_to(outside / "precious")
+    (outside / f"{OLD}.json").write_bytes(b"")
+    (outside / f"{ID}.json").write_bytes(b"")
+    put(cache, f"bundles/{NEW}.json", DAY)
+    (cache.root / "bundles" / f"{OLD}.json").symlink_to(outside / f"{OLD}.json")
+    (cache.root / "selections").symlink_to(outside)
 
-    assert [file.path.name for file in cache.clear()] == ["a.json"]
-    assert (outside / "precious").exists()
+    assert [file.path.name for file in cache.clear()] == [f"{NEW}.json"]
+    assert sorted(path.name for path in outside.iterdir()) == sorted([f"{OLD}.json", f"{ID}.json"])
 
 
 @pytest.mark.parametrize("act", [UserCache.files, UserCache.clear, lambda cache: cache.prune(older_than=0)])
@@ -395,15 +393,16 @@ def test_another_process_removes_files_at_the_same_time(
     cache: UserCache, act: Callable[[UserCache], list[CachedFile]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(cache)
-    walk = os.walk
+    listing = Path.iterdir
 
-    def walk_and_remove(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-        for folder, subfolders, found in walk(top):
-            for name in found:
-                Path(folder, name).unlink()
-            yield folder, subfolders, found
+    def list_and_remove(folder: Path) -> Iterator[Path]:
+        children = list(listing(folder))
+        for child in children:
+            if child.is_file():
+                child.unlink()
+        return iter(children)
 
-    monkeypatch.setattr(os, "walk", walk_and_remove)
+    monkeypatch.setattr(Path, "iterdir", list_and_remove)
 
     assert act(cache) == []
 
