@@ -292,6 +292,7 @@ def test_cublas_as_flashinfer_finds_it(
         tmp_path / "site",
         environ={"LD_LIBRARY_PATH": str(tmp_path / "lib")},
     )
-    assert ours == version
-    assert theirs == (version or "unknown")
+    assert ours == (None if theirs == "unknown" or theirs.startswith("cuda-toolkit-") else theirs)
+    if version is not None:  # otherwise it is what the torch of this environment has brought, if anything
+        assert ours == version
     assert "cublas" not in mapped
