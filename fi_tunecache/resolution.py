@@ -31,6 +31,10 @@ from .verdict import Candidate, Cause, Chosen, Dropped, Judgement, Resolution, R
 __all__ = ["choose", "judge"]
 
 
+_MOST_RIVALS = 8
+"""So many runner classes are named in a reason; more at one shape are nobody's real result."""
+
+
 class _Group(Struct, frozen=True, gc=False):
     """All runners that raced for one lookup, and the entry that won."""
 
@@ -103,7 +107,8 @@ def choose(
     judged = judge(candidates, environment, level, policy)
     differing = {item.candidate.row.bundle_id: item.differing for item in judged}
     groups, refused = _groups(judged)
-    offered, invalid = _valid_groups(groups, differing, environment.names(), frozenset(skip_ops))
+    facts = tuple(dict.fromkeys((*environment.names(), *(item.fact for items in differing.values() for item in items))))
+    offered, invalid = _valid_groups(groups, differing, facts, frozenset(skip_ops))
     refused += invalid
 
     providers: dict[tuple[str, ...], _Group] = {}
@@ -121,7 +126,10 @@ def choose(
         for group in offered
         if group.entry.key.text not in chosen and group.texts in served_texts
     }
-    slower = {(group.bundle_id, fact) for group in served for fact in _speed_facts(group, differing[group.bundle_id])}
+    races = {(group.bundle_id, group.lookup.custom_op, group.lookup.runners): group for group in served}
+    slower = {
+        (group.bundle_id, fact) for group in races.values() for fact in _speed_facts(group, differing[group.bundle_id])
+    }
     # What goes for the bundle that was to provide a lookup goes for the others that could have.
     lost = {item.group.texts: item for item in conflicts}
     for group in offered:
@@ -173,25 +181,25 @@ def _unordered_groups(
     groups: list[_Group] = []
     refused: list[_Refused] = []
     for shape, items in by_shape.items():
-        if len({entry.runner for entry, _ in items}) == 1 or shape in recorded:
-            alone = [_Group.of(Lookup((entry.key,), 0), entry, of, recorded=False) for entry, of in items]
-            if shape in recorded:
-                refused += [_Refused(group, Rule.NOT_RECORDED) for group in alone]
-            else:
-                groups += alone
+        alone = [_Group.of(Lookup((entry.key,), 0), entry, bundle_id, recorded=False) for entry, bundle_id in items]
+        classes = sorted({entry.runner for entry, _ in items})
+        if shape in recorded:
+            refused += [_Refused(group, Rule.NOT_RECORDED) for group in alone]
+            continue
+        if len(classes) == 1:
+            groups += alone
             continue
         best: dict[Key, Entry] = {}  # of one key in several bundles the first counts
         for entry, _ in items:
             best.setdefault(entry.key, entry)
         known = all(entry.time_ms is not None for entry in best.values())
         # Slowest first: whatever stands before the winner must miss.
-        keys = tuple(sorted(best, key=lambda key: -(best[key].time_ms or 0.0)))
-        for entry, bundle_id in items:
-            group = _Group.of(Lookup(keys, keys.index(entry.key)), entry, bundle_id, recorded=False)
-            if known and entry.key == keys[-1]:
-                groups.append(group)
+        race = Lookup(tuple(sorted(best, key=lambda key: -(best[key].time_ms or 0.0))), len(best) - 1)
+        for group in alone:
+            if known and group.entry.key == race.winning_key:
+                groups.append(_Group.of(race, group.entry, group.bundle_id, recorded=False))
             else:
-                rivals = tuple(key.runner for key in keys if key != entry.key)
+                rivals = tuple(runner for runner in classes[:_MOST_RIVALS] if runner != group.entry.runner)
                 refused.append(_Refused(group, Rule.NOT_FASTEST if known else Rule.NO_TIMES, rivals))
     return groups, refused
 
@@ -249,7 +257,6 @@ def _first_difference(
 ) -> FactDifference | None:
     if not differing:
         return None
-    facts = (*facts, *(difference.fact for difference in differing))
     must = must_facts(group.lookup, facts, raced_alone=raced_alone)
     return next((difference for difference in differing if difference.fact in must), None)
 

@@ -152,8 +152,13 @@ def resolve(
     return resolve_both(request, fetched)
 
 
-def no_match(asked: Resolution, other: Resolution, trees: Sequence[RegistryTree]) -> NoMatchError:
-    """The error for a resolution without entries: the nearest bundle or folder, and what the other level gives."""
+def no_match(
+    asked: Resolution, other: Resolution, trees: Sequence[RegistryTree], *, explained: bool = False
+) -> NoMatchError:
+    """The error for a resolution without entries: the nearest bundle or folder, and what the other level gives.
+
+    ``explained`` tells that the reader has seen the verdicts, and so is not sent to ``resolve``.
+    """
     environment = asked.environment
     problem = (
         f"nothing in {', '.join(tree.name for tree in trees)} fits {environment.gpu}, "
@@ -165,13 +170,24 @@ def no_match(asked: Resolution, other: Resolution, trees: Sequence[RegistryTree]
         problem += f" (nearest: bundle {asked.nearest.bundle_id}: {names or 'its entries are dropped'})"
         if other.chosen:
             return NoMatchError(problem, f"--match {other.level} would give {len(other.chosen)} entries")
+        meant = _similar_gpus(asked)
+        steps = [f"did you mean {' or '.join(map(repr, meant))}?"] if meant else []
         unknown = [item.fact for item in asked.nearest.differing if item.here is None]
         if unknown:
             given = " ".join(f"--fact {fact}=VALUE" for fact in unknown)
-            return NoMatchError(problem, f"what is unknown matches nothing: give it with {given}")
-        return NoMatchError(problem, "`fi-tunecache resolve` with the same options tells why, bundle by bundle")
+            steps.append(f"what is unknown matches nothing: give it with {given}")
+        elif not explained:
+            steps.append("`fi-tunecache resolve` with the same options tells why, bundle by bundle")
+        return NoMatchError(problem, " ".join(steps))
     wanted = Folder.of(environment)
     folders = sorted({folder for tree in trees for folder in tree.folders()})
     near = [str(folder) for folder in folders if wanted.slug == folder.slug or wanted.version == folder.version]
     there = ", ".join(near or map(str, folders)) or "nothing"
     return NoMatchError(problem, f"there is {there}; see `fi-tunecache list`")
+
+
+def _similar_gpus(asked: Resolution) -> list[str]:
+    """GPUs of the candidates whose names contain the asked one or are contained in it: a hint, never a match."""
+    here = asked.environment.gpu or ""
+    found = {verdict.tuned_in.gpu or here for verdict in asked.verdicts} - {here}
+    return sorted(gpu for gpu in found if here.casefold() in gpu.casefold() or gpu.casefold() in here.casefold())

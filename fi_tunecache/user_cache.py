@@ -142,12 +142,13 @@ class UserCache:
         path = self.root / "locks" / f"{name}.lock"
         with contextlib.ExitStack() as stack:
             held = False  # then the work is done unlocked; storing will tell what is wrong
-            with contextlib.suppress(OSError, NotImplementedError, filelock.Timeout):
+            with contextlib.suppress(OSError, NotImplementedError):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(filelock.FileLock(path, timeout=timeout))
-                held = True
-            if not held:
-                self.notice(f"the lock {path} can't be had; going on without it")
+                try:
+                    stack.enter_context(filelock.FileLock(path, timeout=timeout))
+                    held = True
+                except filelock.Timeout:
+                    self.notice(f"the lock {path} can't be had; going on without it")
             yield held
 
     def files(self) -> list[CachedFile]:

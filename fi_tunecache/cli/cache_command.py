@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -34,7 +35,7 @@ def show_directory() -> None:
 @command.command("list")
 @as_json
 def list_files(as_json: bool) -> None:
-    """List bundles, selections and recorded workloads."""
+    """List bundles and selections."""
     cache = _cache()
     files = cache.files()
     if as_json:
@@ -59,11 +60,18 @@ def list_files(as_json: bool) -> None:
         )
 
 
+def _number(context: click.Context, option: click.Parameter, value: float) -> float:
+    if math.isnan(value):  # which click's range lets through
+        raise click.BadParameter("nan is not a number of days")
+    return value
+
+
 @command.command("prune")
 @click.option(
     "--older-than",
     "days",
     type=click.FloatRange(min=0),
+    callback=_number,
     default=30.0,
     show_default=True,
     metavar="DAYS",

@@ -48,7 +48,7 @@ def command(as_json: bool, **arguments: Any) -> int:
     print_line(f"{target.environment.gpu}, flashinfer {target.environment.flashinfer_version} ({target.origin})")
     _print_resolution(asked, other)
     if not asked.chosen:
-        raise no_match(asked, other, [open_tree(name) for name in request.registries])
+        raise no_match(asked, other, [open_tree(name) for name in request.registries], explained=True)
     return 0
 
 

@@ -32,8 +32,10 @@ def command(target: str | None, as_json: bool) -> int:
         cache = UserCache.locate()
         reports[str(cache.root)] = verify_cache(cache)
     elif target is None or target == EMBEDDED or Path(target, DESCRIPTOR).is_file():
-        for name in registry_names((target,) if target else (), os.environ):
-            reports[name] = verify_registry(open_registry(_as_path(name)))
+        # Where nothing is trusted, a directory that is a registry may be named without its ./
+        given = target if target in (None, EMBEDDED) else str(Path(target).absolute())
+        for name in registry_names((given,) if given else (), os.environ):
+            reports[name] = verify_registry(open_registry(name))
     else:
         reports[target] = _verify_path(Path(target))
     problems = sum(len(report.problems) for report in reports.values())
@@ -64,8 +66,3 @@ def _verify_path(path: Path) -> Report:
         if not path.is_dir():
             raise
         raise UsageError(f"{error.problem}, and no registry: it has no {DESCRIPTOR}", "check the path") from None
-
-
-def _as_path(name: str) -> str:
-    """A directory that is a registry may be named without its ``./`` here, where nothing is trusted."""
-    return name if name == EMBEDDED or name.startswith(("/", ".", "~")) else f"./{name}"
