@@ -179,15 +179,15 @@ def no_match(
         elif not explained:
             steps.append("`fi-tunecache resolve` with the same options tells why, bundle by bundle")
         return NoMatchError(problem, " ".join(steps))
-    wanted = Folder.of(environment)
-    folders = sorted({folder for tree in trees for folder in tree.folders()})
-    near = [str(folder) for folder in folders if wanted.slug == folder.slug or wanted.version == folder.version]
-    there = ", ".join(near or map(str, folders)) or "nothing"
+    there = ", ".join(map(str, sorted({folder for tree in trees for folder in tree.folders()}))) or "nothing"
     return NoMatchError(problem, f"there is {there}; see `fi-tunecache list`")
 
 
 def _similar_gpus(asked: Resolution) -> list[str]:
-    """GPUs of the candidates whose names contain the asked one or are contained in it: a hint, never a match."""
+    """GPUs of the candidates whose names contain the asked one: a hint for who typed too little, never a match.
+
+    The other way round it would tell an ``NVIDIA H200 NVL`` to pass for an ``NVIDIA H200``.
+    """
     here = asked.environment.gpu or ""
     found = {verdict.tuned_in.gpu or here for verdict in asked.verdicts} - {here}
-    return sorted(gpu for gpu in found if here.casefold() in gpu.casefold() or gpu.casefold() in here.casefold())
+    return sorted(gpu for gpu in found if here.casefold() in gpu.casefold())

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,6 +95,17 @@ def run_process(
         timeout=60,
         **options,
     )
+
+
+@contextmanager
+def child(*command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process with pipes, which does not outlive a test that fails."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # does nothing where it has ended
 
 
 def isolated(folder: Path, environ: dict[str, str] | None = None) -> dict[str, str]:

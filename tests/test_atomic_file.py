@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from command_line import child
 from unprivileged import unprivileged
 
 from fi_tunecache.atomic_file import is_temporary, write_atomic
@@ -182,23 +183,19 @@ def test_ctrl_c_in_the_middle(tmp_path: Path, step: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("seconds", [0.0, 0.003, 0.01, 0.03])
 def test_ctrl_c_at_any_time(tmp_path: Path, seconds: float) -> None:
     path = tmp_path / "file"
-    writer = subprocess.Popen(
-        program(
-            "try:\n"
-            "    print('go', flush=True)\n"
-            "    for n in range(1_000_000): write(b'%d' % (n % 10) * 100_000)\n"
-            "except KeyboardInterrupt: print('interrupted')",
-            path,
-        ),
-        stdout=subprocess.PIPE,
-        text=True,
+    command = program(
+        "try:\n"
+        "    print('go', flush=True)\n"
+        "    for n in range(1_000_000): write(b'%d' % (n % 10) * 100_000)\n"
+        "except KeyboardInterrupt: print('interrupted')",
+        path,
     )
-    assert writer.stdout is not None
-    assert writer.stdout.readline() == "go\n"
-    time.sleep(seconds)
-    writer.send_signal(signal.SIGINT)
-
-    assert writer.communicate(timeout=60)[0] == "interrupted\n"
+    with child(*command) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "go\n"
+        time.sleep(seconds)
+        writer.send_signal(signal.SIGINT)
+        assert writer.communicate(timeout=60)[0] == "interrupted\n"
     assert [item for item in tmp_path.iterdir() if item != path] == []
     assert not path.exists() or (path.stat().st_size == 100_000 and len(set(path.read_bytes())) == 1)
 

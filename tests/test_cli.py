@@ -7,6 +7,7 @@ import os
 import runpy
 import signal
 import sys
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from command_line import LIKE, CommandLine, only_line, snapshot
 from made_machine import add_flashinfer
 
 import fi_tunecache
-from fi_tunecache.cli import main, run
+from fi_tunecache.__main__ import run
+from fi_tunecache.cli import main
 
 COMMANDS = ("env", "list", "resolve", "pull", "inspect", "verify", "cache")
 REGISTRY_COMMANDS = ("env", "list", "resolve", "pull")
@@ -87,6 +89,12 @@ def test_without_a_command_there_is_help(command_line: CommandLine, arguments: l
         pytest.param(
             ["cache", "prune", "--older-than", "x"], "'x' is not a valid", "fi-tunecache cache prune", id="--older-than"
         ),
+        pytest.param(
+            ["cache", "prune", "--older-than", "nan"],
+            "nan is not a number of days",
+            "fi-tunecache cache prune",
+            id="--older-than nan",
+        ),
     ],
 )
 def test_wrong_usage_is_one_line(command_line: CommandLine, arguments: list[str], about: str, command: str) -> None:
@@ -125,6 +133,22 @@ def test_an_interrupt(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
     assert snapshot(command_line.folder) == {}
 
 
+def test_an_interrupt_while_the_commands_are_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupt(MetaPathFinder):
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "fi_tunecache.cli":
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.delitem(sys.modules, "fi_tunecache.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupt(), *sys.meta_path])
+    with pytest.raises(SystemExit) as stop:
+        run()
+    assert stop.value.code == 130
+    assert only_line(capsys.readouterr().err) == "interrupted; nothing was half-written"
+
+
 def test_a_reader_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -148,9 +172,10 @@ def test_output_that_can_not_be_written(monkeypatch: pytest.MonkeyPatch, capsys:
     )
 
 
-def test_another_exit_is_not_taken_for_a_closed_pipe(machine_that_exits: None, command_line: CommandLine) -> None:
-    with pytest.raises(SystemExit, match="flashinfer was imported"):
-        command_line("env", "--probe", "full")
+def test_a_flashinfer_that_ends_the_process(machine_that_exits: None, command_line: CommandLine) -> None:
+    assert command_line.fault(2, "env", "--probe", "full") == (
+        "FlashInfer can't be imported: SystemExit: flashinfer was imported; use --probe light"
+    )
 
 
 @pytest.fixture
@@ -172,6 +197,7 @@ def test_a_shell_completes_commands(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 def test_the_package_can_be_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["-m", "cache", "dir"])
+    monkeypatch.delitem(sys.modules, "fi_tunecache.__main__")
     with pytest.raises(SystemExit) as stop:
         runpy.run_module("fi_tunecache", run_name="__main__")
     assert stop.value.code == 0

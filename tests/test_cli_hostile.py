@@ -77,6 +77,10 @@ def manifest_text(text: str) -> Callable[[Path], object]:
     return lambda root: (root / FOLDER / "manifest.json").write_text(text, "utf-8")
 
 
+def descriptor_text(text: str) -> Callable[[Path], object]:
+    return lambda root: (root / "registry.json").write_text(text, "utf-8")
+
+
 def huge_manifest(root: Path) -> None:
     os.truncate(root / FOLDER / "manifest.json", 200_000_000)
 
@@ -125,6 +129,19 @@ NO_FILE_NAME = "is not a bundle's file name"
             f"{MANIFEST}: registry format 2 is newer than 1; upgrade fi-tunecache",
             id="a newer format",
         ),
+        pytest.param(
+            change_row(entries={"bf16_gemm": {made.CUTLASS: 2}}),
+            5,
+            "the manifest is wrong about its entries",
+            id="counts",
+        ),
+        pytest.param(
+            descriptor_text('{"format":2,"title":"made"}'),
+            5,
+            "{root}/registry.json: registry format 2 is newer than 1; upgrade fi-tunecache",
+            id="a newer registry",
+        ),
+        pytest.param(descriptor_text("me"), 5, "{root}/registry.json: not a JSON document", id="a descriptor"),
         pytest.param(huge_manifest, 5, f"{FOLDER}/manifest.json has more than 16777216 bytes", id="200 MB"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import made
@@ -287,3 +288,11 @@ def test_json_of_two_sources(command_line: CommandLine) -> None:
     changed = document["changed"][0]
     assert changed["first"]["key"] == changed["second"]["key"]
     assert (changed["first"]["tactic"], changed["second"]["tactic"]) == (0, -1)
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_pipe_is_not_waited_for(command_line: CommandLine, command: str) -> None:
+    os.mkfifo("pipe")
+    assert command_line.fault(2, command, "pipe") == (
+        "pipe is a pipe; name a v1 file, a store, a bundle or a bundled module"
+    )

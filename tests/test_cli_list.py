@@ -102,7 +102,7 @@ def test_a_folder_that_can_not_be(command_line: CommandLine, folder: str, line: 
 def test_an_empty_registry(command_line: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "registry.json").write_bytes(write_descriptor(RegistryDescriptor("empty")))
-    assert command_line.output("list", "--registry", "./empty") == "0 bundles in ./empty\n"
+    assert command_line.output("list", "--registry", "./empty") == f"0 bundles in {tmp_path}/empty\n"
 
 
 def test_a_folder_without_bundles(command_line: CommandLine, registry: Path) -> None:
@@ -127,14 +127,45 @@ def test_registries_of_the_environment(
     assert command_line.json("list", "--registry", "embedded")["registries"] == ["embedded"]
 
 
-def test_notices_of_a_registry_are_told(command_line: CommandLine, registry: Path) -> None:
+@pytest.mark.parametrize("command", [["list"], ["resolve", *LIKE], ["pull", *LIKE]])
+def test_notices_of_a_registry_are_told(command_line: CommandLine, registry: Path, command: list[str]) -> None:
     descriptor = RegistryDescriptor("made", notices=("moves to another place in May", "see the card"))
     (registry / "registry.json").write_bytes(write_descriptor(descriptor))
-    done = command_line("list", "--registry", registry)
+    done = command_line(*command, "--registry", registry)
     assert done.code == 0
     assert done.err == (
         f"fi-tunecache: {registry}: moves to another place in May\nfi-tunecache: {registry}: see the card\n"
     )
+
+
+def test_a_hit_tells_no_notices(command_line: CommandLine, registry: Path) -> None:
+    descriptor = RegistryDescriptor("made", notices=("moves to another place in May",))
+    (registry / "registry.json").write_bytes(write_descriptor(descriptor))
+    assert command_line("pull", *LIKE, "--registry", registry).err
+    assert command_line.output("pull", *LIKE, "--registry", registry).splitlines()[0].endswith("(cached)")
+
+
+def test_a_path_means_the_same_in_every_directory(
+    command_line: CommandLine, registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A selection is kept under it."""
+    command_line.output("pull", *LIKE, "--registry", f"./{registry.name}")
+    document = command_line.json("pull", *LIKE, "--registry", registry)
+    assert document["hit"]
+    assert document["registries"][0]["name"] == str(registry)
+    monkeypatch.chdir("/")
+    assert command_line.fault(4, "pull", *LIKE, "--registry", f"./{registry.name}") == (
+        f"/{registry.name} {NO_REGISTRY}"
+    )
+
+
+HERE = Path("HERE/at")
+"""Stands for the working directory in what is expected."""
+NO_REGISTRY = "is not a registry: it has no registry.json; check the path"
+
+
+def expand(line: str, folder: Path) -> str:
+    return line.replace(str(HERE), str(folder)).replace(str(HERE.parent), str(folder.parent))
 
 
 @pytest.mark.parametrize("command", [["list"], ["resolve", *LIKE], ["pull", *LIKE], ["env", *LIKE]])
@@ -153,17 +184,16 @@ def test_notices_of_a_registry_are_told(command_line: CommandLine, registry: Pat
             "'hf://datasets/org/name' is not the name of a registry; use 'embedded' or a path that starts with / or ./",
             id="a registry on the Hub",
         ),
-        pytest.param("./none", 4, "./none is not a registry: it has no registry.json; check the path", id="not there"),
-        pytest.param(
-            "./plain", 4, "./plain is not a registry: it has no registry.json; check the path", id="a plain folder"
-        ),
+        pytest.param("./none", 4, f"{HERE}/none {NO_REGISTRY}", id="not there"),
+        pytest.param("./plain", 4, f"{HERE}/plain {NO_REGISTRY}", id="a plain folder"),
+        pytest.param("../none", 4, f"{HERE.parent}/none {NO_REGISTRY}", id="beside this one"),
     ],
 )
 def test_what_is_no_registry(command_line: CommandLine, command: list[str], name: str, code: int, line: str) -> None:
     Path("made").mkdir()
     Path("plain").mkdir()
     Path("made", "registry.json").write_bytes(write_descriptor(RegistryDescriptor("made")))
-    assert command_line.fault(code, *command, "--registry", name) == line
+    assert command_line.fault(code, *command, "--registry", name) == expand(line, command_line.folder)
 
 
 def test_the_facts_of_a_bundle(command_line: CommandLine) -> None:

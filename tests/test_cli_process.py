@@ -19,7 +19,7 @@ from pathlib import Path
 
 import made
 import pytest
-from command_line import LIKE, isolated, only_line, run_process, snapshot
+from command_line import LIKE, child, isolated, only_line, run_process, snapshot
 from made_machine import add_h200, add_unknown_flashinfer, compile_nvml
 
 from fi_tunecache.flashinfer_json import read_cache_file
@@ -87,7 +87,7 @@ def fsync(descriptor):
     print("writing", flush=True)
     time.sleep(60)
 os.fsync = fsync
-from fi_tunecache.cli import run
+from fi_tunecache.__main__ import run
 run()
 """
 
@@ -96,21 +96,16 @@ run()
 def test_an_interrupt_leaves_nothing_half_written(tmp_path: Path, before: bool) -> None:
     """It comes while the bytes are on their way to a disk that is made slow here."""
     if before:
-        (tmp_path / "tuned.json").write_text("old")
-        assert run_process("pull", *LIKE, folder=tmp_path).returncode == 0
+        assert run_process("pull", *LIKE, "--to", "tuned.json", folder=tmp_path).returncode == 0
     files = snapshot(tmp_path)
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", SLOW_DISK, "pull", *LIKE, *(["--to", "tuned.json"] if before else [])],
-        cwd=tmp_path,
-        env=isolated(tmp_path),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "writing\n"
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    command = ["pull", *LIKE, *(["--to", "tuned.json"] if before else [])]
+    with child(
+        sys.executable, "-W", "error", "-c", SLOW_DISK, *command, cwd=tmp_path, env=isolated(tmp_path)
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writing\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
 
     assert (process.returncode, out) == (130, "")
     assert only_line(err.strip()) == "interrupted; nothing was half-written"
@@ -118,15 +113,30 @@ def test_an_interrupt_leaves_nothing_half_written(tmp_path: Path, before: bool) 
     assert run_process("pull", *LIKE, folder=tmp_path).returncode == 0
 
 
+def test_an_interrupt_while_the_commands_are_imported(tmp_path: Path) -> None:
+    """Of the console script: it comes where click would be looked for."""
+    code = (
+        "import signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'click': signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from fi_tunecache.__main__ import run\n"
+        "run()\n"
+    )
+    done = run_process("list", folder=tmp_path, code=code)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert only_line(done.stderr) == "interrupted; nothing was half-written"
+
+
 @pytest.mark.parametrize("arguments", [["list"], ["inspect", str(DATA / "managed-store"), "--all"], ["--help"]])
 def test_a_reader_that_goes_away_is_no_fault(tmp_path: Path, arguments: list[str]) -> None:
     command = [sys.executable, "-W", "error", "-m", "fi_tunecache", *arguments]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=tmp_path, env=isolated(tmp_path), stdout=pipe, stderr=pipe) as process:
+    with child(*command, cwd=tmp_path, env=isolated(tmp_path)) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
-        assert process.stderr.read() == b""
+        assert process.stderr.read() == ""
         assert process.wait(timeout=30) == 0
 
 
@@ -174,6 +184,7 @@ def test_a_file_larger_than_the_limit(tmp_path: Path) -> None:
         *LIKE,
         "--to",
         "tuned.json",
+        "--force",
         folder=tmp_path,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000)),
     )
@@ -359,3 +370,13 @@ def test_flashinfer_itself_is_asked_for_what_the_light_probe_lacks(tmp_path: Pat
     line = only_line(done.stderr)
     assert line.startswith("the light probe does not know ")
     assert line.endswith("; asking FlashInfer itself (--probe light prevents it)")
+
+
+def test_what_flashinfer_prints_goes_beside_the_output(tmp_path: Path) -> None:
+    site, libraries = tmp_path / "site", tmp_path / "lib"
+    add_unknown_flashinfer(site, f"print('hello')\ndef _collect_metadata(): return {made.H200.metadata()}")
+    compile_nvml(libraries)
+    environ = {"PYTHONPATH": str(site), "LD_LIBRARY_PATH": str(libraries), "CUDA_VISIBLE_DEVICES": "GPU-0"}
+    done = run_process("env", "--probe", "full", "--json", folder=tmp_path, environ=environ)
+    assert (done.returncode, done.stderr) == (0, "hello\n")
+    assert json.loads(done.stdout)["environment"] == made.H200.metadata()

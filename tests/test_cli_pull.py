@@ -49,10 +49,14 @@ def selections(command_line: CommandLine) -> list[Path]:
 def test_the_main_job_needs_no_gpu_network_or_account(command_line: CommandLine) -> None:
     out = command_line.output("pull", *LIKE, "--to", "tuned.json")
 
-    first, *_, wrote, only = out.splitlines()
+    first, *_, wrote, only, besides = out.splitlines()
     assert "entries for NVIDIA H200, flashinfer 0.7.4 (exact) from embedded@" in first
     assert wrote == 'Wrote tuned.json; load it with flashinfer.autotune(False, cache="tuned.json")'
     assert only.startswith("It loads only where FlashInfer computes the same facts (like 0.7.4/nvidia-h200/")
+    assert besides == (
+        "For flashinfer 0.7.4 they contain that machine's torch and virtual environment path: "
+        "to serve elsewhere, pull there."
+    )
     file = read_cache_file(Path("tuned.json").read_bytes())
     assert file.environment().gpu == "NVIDIA H200"
     assert first.startswith(f"{len(file.entries)} entries ")
@@ -139,12 +143,85 @@ def test_the_file_is_stamped_for_the_environment(command_line: CommandLine, argu
     assert all(MARK in (entry.selection or {}) for entry in file.entries)
 
 
-def test_a_file_is_replaced_and_a_link_followed(command_line: CommandLine, arguments: list[str]) -> None:
-    Path("real.json").write_text("old")
+def test_a_file_that_pull_made_is_replaced_and_a_link_followed(
+    command_line: CommandLine, arguments: list[str], registry: Path
+) -> None:
     Path("link.json").symlink_to("real.json")
     command_line.output(*arguments, "--to", "link.json")
+    add_bundles(registry, "made", [made.bundle([made.entry(made.key(made.CUTLASS, 8), 1)])])
+    command_line.output(*arguments, "--to", "link.json")
     assert Path("link.json").is_symlink()
-    assert len(read_cache_file(Path("real.json").read_bytes()).entries) == 3
+    assert len(read_cache_file(Path("real.json").read_bytes()).entries) == 4
+
+
+def changed_by_flashinfer(pulled: bytes) -> bytes:
+    """Its own save keeps our metadata and adds ``_generation``."""
+    return json.dumps({**json.loads(pulled), "_generation": "0" * 32}).encode()
+
+
+def saved_by_flashinfer(pulled: bytes) -> bytes:
+    document = json.loads(pulled)
+    document["_metadata"].pop(MARK)
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(changed_by_flashinfer, id="FlashInfer has added to it"),
+        pytest.param(saved_by_flashinfer, id="FlashInfer's own"),
+        pytest.param(lambda _: b"my notes", id="no JSON"),
+        pytest.param(lambda _: b"", id="empty"),
+        pytest.param(lambda _: b"[" * 100_000, id="deep"),
+        pytest.param(lambda _: b'{"_metadata": {"fi_tunecache": {}}}', id="another file of ours"),
+    ],
+)
+def test_a_file_that_pull_did_not_make_is_replaced_only_by_force(
+    command_line: CommandLine, arguments: list[str], change: Callable[[bytes], bytes]
+) -> None:
+    command_line.output(*arguments, "--to", "tuned.json")
+    pulled = Path("tuned.json").read_bytes()
+    Path("tuned.json").write_bytes(change(pulled))
+    assert command_line.fault(2, *arguments, "--to", "tuned.json") == (
+        "tuned.json is there and holds something else than an unchanged file of ours; "
+        "name another file, or replace it with --force"
+    )
+    command_line.output(*arguments, "--to", "tuned.json", "--force")
+    assert Path("tuned.json").read_bytes() == pulled
+
+
+SHORT = "nvidia-cutlass-dsl-libs-base==4.8.1;nvidia-cutlass-dsl==4.8.1"
+
+
+@pytest.mark.parametrize("command", [[], ["--force"]])
+def test_a_fingerprint_as_env_shows_it_is_not_what_0_7_4_stamps(
+    command_line: CommandLine, arguments: list[str], command: list[str]
+) -> None:
+    short = ["--fact", f"cutlass_dsl_version={SHORT}"]
+    assert command_line.fault(2, *arguments, *short, "--to", "tuned.json", *command) == (
+        "cutlass_dsl_version is not what FlashInfer 0.7.4 stamps, which has hashes; "
+        "take it from `fi-tunecache env --json` on the machine that serves"
+    )
+    assert command_line(*arguments, *short, "--match", "compatible").code == 0, "to be asked about it suffices"
+
+
+@pytest.mark.parametrize(
+    ("version", "fingerprint", "besides"),
+    [
+        pytest.param("0.7.4", made.H200.metadata()["cutlass_dsl_version"], 1, id="0.7.4 with hashes"),
+        pytest.param("0.7.2.post1", SHORT, 0, id="0.7.2.post1, whose whole form it is"),
+    ],
+)
+def test_a_fingerprint_that_is_whole_is_stamped(
+    command_line: CommandLine, tmp_path: Path, version: str, fingerprint: str, besides: int
+) -> None:
+    here = made.H200.with_facts({"flashinfer_version": version, "cutlass_dsl_version": fingerprint})
+    add_bundles(tmp_path / "other", "made", [made.bundle([made.entry(made.key(made.CUTLASS))], environment=here)])
+    Path("facts.json").write_text(json.dumps(here.metadata()), "utf-8")
+    pull = ["pull", "--environment", "facts.json", "--registry", tmp_path / "other", "--to", "tuned.json"]
+    lines = command_line.output(*pull).splitlines()
+    assert read_cache_file(Path("tuned.json").read_bytes()).environment() == here
+    assert sum(line.startswith(f"For flashinfer {version} they contain ") for line in lines) == besides
 
 
 @pytest.mark.parametrize(

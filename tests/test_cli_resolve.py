@@ -137,19 +137,24 @@ def test_gpus_that_look_alike_never_match(
     done = command_line(*arguments, "--device", here)
     assert done.code == 3
     assert f"fits {here}, flashinfer 0.7.4" in only_line(done.err)
-    if Folder.of(environment.with_facts({"gpu": here})) == folder:
-        assert ": gpu)" in done.err
-    else:
-        assert f"there is {folder}; see `fi-tunecache list`" in done.err
+    assert ": gpu)" in done.err
+    if command == "resolve":
+        assert f": rejected: gpu: registry {tuned_on}, here {here}: 1 entry lost\n" in done.out
+        assert done.out.endswith(" would give nothing either.\n")
 
 
 @pytest.mark.parametrize(
     "version", ["0.7.4+cu130", "0.7.4.dev20261201", "0.7.4.post1", "0.7.2", "0.7.4-1", "0.7.40", "v0.7.4"]
 )
-def test_another_version_never_matches(command_line: CommandLine, arguments: list[str], version: str) -> None:
+def test_another_version_never_matches(
+    command_line: CommandLine, arguments: list[str], registry: Path, version: str
+) -> None:
     done = command_line(*arguments, "--fact", f"flashinfer_version={version}", "--match", "compatible")
     assert done.code == 3
-    assert f"flashinfer {version} at match level compatible; there is {FOLDER}" in only_line(done.err)
+    assert f": rejected: flashinfer_version: registry 0.7.4, here {version}: 3 entries lost\n" in done.out
+    line = only_line(done.err)
+    assert f"flashinfer {version} at match level compatible (nearest: bundle {bundle_ids(registry)[0]}: " in line
+    assert line.endswith(": flashinfer_version)")
 
 
 @pytest.mark.parametrize("version", ["../0.7.4", "0.7.4/nvidia-h200", "/etc", "..", "0.7.4\\"])
@@ -165,10 +170,95 @@ def test_a_version_that_is_not_known(command_line: CommandLine, arguments: list[
     )
 
 
-def test_a_device_that_nobody_has(command_line: CommandLine, arguments: list[str]) -> None:
+def test_a_device_that_nobody_has(command_line: CommandLine, arguments: list[str], registry: Path) -> None:
+    """The neighbours are shown, and the reader of all reasons is not sent to read them."""
+    default, eager = bundle_ids(registry)
     done = command_line(*arguments, "--device", "Voodoo 2")
     assert done.code == 3
-    assert f"fits Voodoo 2, flashinfer 0.7.4 at match level exact; there is {FOLDER}" in only_line(done.err)
+    assert done.out.splitlines()[1:] == [
+        "0 entries of 0 bundles at match level exact, policy default",
+        f"  bundle {default}: rejected: gpu: registry NVIDIA H200, here Voodoo 2: 3 entries lost",
+        f"  bundle {eager}: rejected: measurement policy: registry eager, asked for default: 1 entry lost",
+        f"Nearest bundle not used: {default} (gpu: registry NVIDIA H200, here Voodoo 2)",
+        "--match compatible would give nothing either.",
+    ]
+    problem = (
+        f"nothing in {registry} fits Voodoo 2, flashinfer 0.7.4 at match level exact (nearest: bundle {default}: gpu)"
+    )
+    assert only_line(done.err) == problem
+    assert command_line.fault(3, "pull", *arguments[1:], "--device", "Voodoo 2") == (
+        f"{problem}; `fi-tunecache resolve` with the same options tells why, bundle by bundle"
+    )
+
+
+def test_neither_the_device_nor_the_version_is_there(command_line: CommandLine, arguments: list[str]) -> None:
+    done = command_line(*arguments, "--device", "Voodoo 2", "--fact", "flashinfer_version=0.7.5")
+    assert done.code == 3
+    assert only_line(done.err).endswith(f" at match level exact; there is {FOLDER}; see `fi-tunecache list`")
+    assert done.out.splitlines()[-1] == "--match compatible would give nothing either."
+
+
+@pytest.mark.parametrize(
+    ("device", "hint"),
+    [
+        pytest.param("H200", "; did you mean 'NVIDIA H200'?", id="without NVIDIA"),
+        pytest.param("nvidia h200", "; did you mean 'NVIDIA H200'?", id="in lower case"),
+        pytest.param("NVIDIA H200 NVL", "", id="a longer name is another GPU"),
+        pytest.param("NVIDIA H100", "", id="another one"),
+    ],
+)
+def test_a_name_that_contains_another_is_hinted_at_and_does_not_match(
+    command_line: CommandLine, arguments: list[str], device: str, hint: str
+) -> None:
+    done = command_line(*arguments, "--device", device, "--match", "compatible")
+    assert done.code == 3
+    assert only_line(done.err).partition(": gpu)")[2] == hint
+    tells_why = "`fi-tunecache resolve` with the same options tells why, bundle by bundle"
+    line = command_line.fault(3, "pull", *arguments[1:], "--device", device, "--match", "compatible")
+    assert line.partition(": gpu)")[2] == (f"{hint} {tells_why}" if hint else f"; {tells_why}")
+
+
+@pytest.mark.parametrize("command", ["resolve", "pull"])
+def test_all_facts_that_are_unknown_are_to_be_given(command_line: CommandLine, tmp_path: Path, command: str) -> None:
+    add_bundles(tmp_path / "cudnn", "made", [made.bundle([made.entry(made.key(made.CUDNN), (0, ()))])])
+    unknown = ["--fact", "cudnn_version=unknown", "--fact", "cublas_version=unknown"]
+    done = command_line(command, *LIKE, "--registry", str(tmp_path / "cudnn"), *unknown)
+    assert done.code == 3
+    assert only_line(done.err).endswith(
+        "; what is unknown matches nothing: give it with --fact cublas_version=VALUE --fact cudnn_version=VALUE"
+    )
+
+
+def test_a_difference_that_may_cost_speed_is_told(command_line: CommandLine, arguments: list[str]) -> None:
+    other = [*arguments, "--match", "compatible", "--fact", "cudnn_frontend_version=1.31.0"]
+    assert (
+        command_line.output(*other)
+        .splitlines()[2]
+        .endswith(
+            ": 3 of 3 entries (differs in cudnn_frontend_version: registry 1.32.0, here 1.31.0; "
+            "cudnn_frontend_version may cost speed)"
+        )
+    )
+    document = command_line.json(*other)
+    assert [row["may_cost_speed"] for row in document["bundles"]] == [["cudnn_frontend_version"], []]
+
+
+def test_a_choice_that_would_be_left_over_is_told(command_line: CommandLine, tmp_path: Path) -> None:
+    entries = [
+        made.entry(made.key(made.CUDNN), (0, ())),
+        made.entry(made.key(made.TINY)),
+        made.entry(made.key(made.CUTLASS, 2)),
+    ]
+    lookups = [made.lookup([made.CUDNN], made.CUDNN), made.lookup([made.TINY], made.TINY)]
+    add_bundles(tmp_path / "left", "made", [made.bundle(entries, lookups)])
+    out = command_line.output(
+        "resolve", *LIKE, "--registry", tmp_path / "left", "--match", "compatible", "--fact", "cudnn_version=92400"
+    )
+    assert out.splitlines()[3:5] == [
+        f"    cudnn_version: registry 91900, here 92400: 1 entry of {made.CUDNN} dropped",
+        "    one more choice is not left over at a shape where its rivals are dropped: "
+        f"1 entry of {made.TINY} dropped (rivals: {made.CUDNN})",
+    ]
 
 
 def test_a_yanked_bundle_is_told_and_not_used(command_line: CommandLine, arguments: list[str], registry: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import made
 import pytest
-from command_line import CommandLine, only_line
+from command_line import CommandLine, only_line, snapshot
 from unprivileged import unprivileged
 
 from fi_tunecache.publish.directory import add_bundles
@@ -50,9 +50,8 @@ def test_registries_of_the_environment(
 
 @pytest.mark.parametrize("name", ["registry", "./registry", "{tmp_path}/registry"])
 def test_a_registry_by_its_path(command_line: CommandLine, registry: Path, name: str) -> None:
-    target = name.format(tmp_path=registry.parent)
-    line = command_line.output("verify", target)
-    assert line == f"{target}: 3 files checked, 0 problems\n"
+    line = command_line.output("verify", name.format(tmp_path=registry.parent))
+    assert line == f"{registry}: 3 files checked, 0 problems\n"
 
 
 def test_a_damaged_registry(command_line: CommandLine, registry: Path) -> None:
@@ -62,9 +61,9 @@ def test_a_damaged_registry(command_line: CommandLine, registry: Path) -> None:
     done = command_line("verify", "registry")
     assert (done.code, done.err) == (5, "")
     assert done.out.splitlines() == [
-        f"problem: ./registry/0.7.4/nvidia-h200/{bundle.name}: size is {size} bytes, the manifest says {size + 1}; "
+        f"problem: {registry}/0.7.4/nvidia-h200/{bundle.name}: size is {size} bytes, the manifest says {size + 1}; "
         "the file was changed; fetch it again or tell the publisher",
-        "registry: 3 files checked, 1 problem",
+        f"{registry}: 3 files checked, 1 problem",
     ]
     document = command_line.json("verify", "registry", code=5)
     assert document["ok"] is False
@@ -133,15 +132,18 @@ def test_the_cache(filled: CommandLine) -> None:
     assert filled.output("verify", "cache") == f"{filled.cache}: 2 files checked, 0 problems\n"
 
 
-def test_a_damaged_cache(filled: CommandLine) -> None:
+def test_a_damaged_cache_is_told_and_left_as_it_is(filled: CommandLine) -> None:
     (bundle,) = (filled.cache / "bundles").iterdir()
     spoil(bundle)
-    done = filled("verify", "cache")
-    assert done.code == 5
-    assert done.out.splitlines() == [
-        f"problem: {bundle}: the file was changed; it was set aside; pull again",
-        f"{filled.cache}: 2 files checked, 1 problem",
-    ]
+    before = snapshot(filled.cache)
+    for _ in range(2):
+        done = filled("verify", "cache")
+        assert (done.code, done.err) == (5, "")
+        assert done.out.splitlines() == [
+            f"problem: {bundle}: the file was changed; the next pull sets it aside and makes it again",
+            f"{filled.cache}: 2 files checked, 1 problem",
+        ]
+    assert snapshot(filled.cache) == before
 
 
 def test_no_cache_at_all(command_line: CommandLine) -> None:
@@ -164,7 +166,7 @@ def test_where_the_cache_is(command_line: CommandLine, monkeypatch: pytest.Monke
 def test_what_the_cache_holds(filled: CommandLine) -> None:
     (bundle,) = (filled.cache / "bundles").iterdir()
     spoil(bundle)
-    filled("verify", "cache")  # sets it aside
+    filled("resolve", "--like", "0.7.4/nvidia-h200", "--registry", "./registry")  # sets it aside
     lines = filled.output("cache", "list").splitlines()
     size = sum(path.stat().st_size for path in filled.cache.rglob("*.json*"))
     selection, reasons = sorted((filled.cache / "selections").iterdir(), key=lambda path: len(path.name))
@@ -196,10 +198,36 @@ def test_a_damaged_selection_is_listed(filled: CommandLine) -> None:
     assert filled.output("cache", "list").splitlines()[3].endswith("  damaged")
 
 
-def test_files_of_another_kind_are_listed_by_name(filled: CommandLine) -> None:
-    (filled.cache / "workloads").mkdir()
-    (filled.cache / "workloads" / "llama.json").write_text("{}")
-    assert filled.output("cache", "list").splitlines()[-1].split()[:3] == ["workloads", "llama", "2"]
+def test_files_of_others_are_neither_listed_nor_removed(filled: CommandLine) -> None:
+    listed = filled.json("cache", "list")["files"]
+    models = filled.folder / "models"
+    models.mkdir()
+    foreign = [filled.cache / "bundles" / "notes.json", filled.cache / "hub" / "blob", models / f"{'0' * 64}.json"]
+    for path in foreign:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}")
+    (filled.cache / "selections" / f"{'0' * 32}.json").symlink_to(models / "weights")
+    assert filled.json("cache", "list")["files"] == listed
+    assert filled.json("cache", "clear")["removed"] == listed
+    (filled.cache / "bundles").rename(filled.cache / "others")
+    (filled.cache / "bundles").symlink_to(models)
+    assert filled.output("cache", "clear") == "0 files removed, 0 bytes\n"
+    assert all(path.exists() for path in (*foreign[1:], filled.cache / "others" / "notes.json"))
+
+
+@pytest.mark.parametrize("command", [["cache", "list"], ["cache", "clear"], ["verify", "cache"]])
+def test_a_cache_that_may_not_be_listed(
+    command_line: CommandLine, shared_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    command_line.output(*command)  # imports what is needed
+    bundles = shared_path / "bundles"
+    bundles.mkdir(mode=0)
+    monkeypatch.setenv("FI_TUNECACHE_DIR", str(shared_path))
+    with unprivileged():
+        done = command_line(*command)
+    bundles.chmod(0o755)
+    assert (done.code, done.out) == (2, "")
+    assert only_line(done.err) == f"{bundles} can't be listed (Permission denied); fix its permissions"
 
 
 def test_old_files_are_pruned(filled: CommandLine) -> None:
@@ -235,10 +263,11 @@ def test_a_cache_that_may_not_be_emptied(
 ) -> None:
     bundles = shared_path / "bundles"
     bundles.mkdir()
-    (bundles / "a.json").write_text("{}")
+    bundle = bundles / f"{'0' * 64}.json"
+    bundle.write_text("{}")
     bundles.chmod(0o555)
     monkeypatch.setenv("FI_TUNECACHE_DIR", str(shared_path))
     with unprivileged():
         done = command_line("cache", "clear")
     assert (done.code, done.out) == (2, "")
-    assert only_line(done.err).startswith(f"{bundles}/a.json can't be removed (Permission denied)")
+    assert only_line(done.err).startswith(f"{bundle} can't be removed (Permission denied)")

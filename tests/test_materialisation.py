@@ -12,17 +12,19 @@ from msgspec import structs
 from fi_tunecache.bundle import MARK
 from fi_tunecache.environment import FACTS, Environment
 from fi_tunecache.errors import UsageError
-from fi_tunecache.flashinfer_json import read_cache_file
+from fi_tunecache.flashinfer_json import MAX_ENTRIES, read_cache_file
+from fi_tunecache.key import Key
 from fi_tunecache.manifest import Yank
 from fi_tunecache.match_level import MatchLevel
-from fi_tunecache.materialisation import resolution_builtins, resolution_json, stamped
-from fi_tunecache.measurement_policy import MeasurementPolicy
+from fi_tunecache.materialisation import materialise, resolution_builtins, resolution_json, stamped
+from fi_tunecache.measurement_policy import DEFAULT_POLICY, MeasurementPolicy
 from fi_tunecache.publish.directory import add_bundles
 from fi_tunecache.resolution import choose
 from fi_tunecache.retrieval import Pulled, pull
-from fi_tunecache.selection import Request
+from fi_tunecache.selection import Request, read_selection
 from fi_tunecache.source import SourceKind, read_source
 from fi_tunecache.user_cache import UserCache
+from fi_tunecache.verdict import Chosen, Resolution
 
 OTHER_PATH = made.H200.with_facts({"cutlass_dsl_version": "cpython-312;nvidia-cutlass-dsl==4.8.1:ff;torch==2.11.0:ff"})
 
@@ -82,6 +84,20 @@ def test_it_is_known_as_pulled(pulled: Pulled, tmp_path: Path) -> None:
     assert source.sections[0].problems == ()
 
 
+def test_it_may_hold_the_entries_of_several_bundles() -> None:
+    """Which together may be more than one file of somebody's may hold."""
+    base = made.key(made.CUTLASS)
+    keys = [Key(base.custom_op, base.runner, ((m, 1),), base.extras) for m in range(MAX_ENTRIES + 1)]
+    chosen = {key.text: Chosen(made.entry(key), "0" * 16) for key in keys}
+    full = Resolution(made.H200, MatchLevel.EXACT, DEFAULT_POLICY, chosen, (), (), ())
+    none = structs.replace(full, level=MatchLevel.COMPATIBLE, chosen={})
+    selection, data = materialise(Request(environment=made.H200, registries=("made",)), [], full, none, ())
+    assert selection.entries == MAX_ENTRIES + 1
+    assert read_selection(data) == selection
+    document = json.loads(stamped(selection, data, made.H200))
+    assert sum(not name.startswith("_") for name in document) == MAX_ENTRIES + 1
+
+
 @pytest.mark.parametrize("fact", FACTS)
 def test_a_file_that_lacks_a_fact_is_not_made(pulled: Pulled, fact: str) -> None:
     environment = structs.replace(made.H200, **{fact: None})
@@ -115,6 +131,7 @@ def test_the_json_of_a_resolution_gives_each_reason_as_an_object_and_as_a_line()
         "taken": 1,
         "provided_elsewhere": 0,
         "differing": [difference],
+        "may_cost_speed": [],
         "rejected": [],
         "line": f"bundle {good.row.bundle_id}: 1 of 2 entries (differs in cudnn_version: registry 91000, here 91900)",
     }

@@ -291,6 +291,15 @@ def test_a_file_that_may_not_be_read(shared_path: Path) -> None:
     closed_folder.chmod(0o700)
 
 
+def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
+    """Opening it would wait for a writer."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(UsageError) as caught:
+        read_source(path)
+    assert str(caught.value) == f"{path} is a pipe; name a v1 file, a store, a bundle or a bundled module"
+
+
 def test_a_name_that_is_too_long() -> None:
     with pytest.raises(UsageError, match=r"x can't be read \(File name too long\); check its permissions"):
         read_source(Path("x" * 300))

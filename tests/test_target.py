@@ -428,18 +428,28 @@ def test_flashinfer_itself_is_asked_for_what_the_light_probe_lacks(machine: Path
     assert "cuda_version" not in line
 
 
-def test_where_it_can_not_tell_either_the_light_probe_stands(machine: Path, gpu: None) -> None:
-    add_unknown_flashinfer(machine, "raise ImportError('no CUDA here')")
+@pytest.mark.parametrize("error", ["ImportError", "SystemExit"])
+def test_where_it_can_not_tell_either_the_light_probe_stands(machine: Path, gpu: None, error: str) -> None:
+    add_unknown_flashinfer(machine, f"raise {error}('no CUDA here')")
     said: list[str] = []
     target = find_target(TargetOptions(), (), said.append)
 
     assert target.environment.gpu == "NVIDIA H200"
     assert "flashinfer_version" in dict(target.undetermined)
-    assert said[1] == (
-        "FlashInfer can't be imported: ImportError: no CUDA here; going on with what the light probe knows"
-    )
+    assert said[1] == (f"FlashInfer can't be imported: {error}: no CUDA here; going on with what the light probe knows")
 
 
 def test_it_is_not_asked_where_only_light_is_allowed(machine: Path, gpu: None) -> None:
     add_unknown_flashinfer(machine, "raise SystemExit('it was imported')")
     assert find(probe="light").environment.gpu == "NVIDIA H200"
+
+
+@pytest.mark.parametrize("probe", ["auto", "full"])
+def test_what_flashinfer_prints_is_not_our_output(
+    machine: Path, gpu: None, capsys: pytest.CaptureFixture[str], probe: str
+) -> None:
+    tell = f"print('hello'); _collect_metadata = lambda: (print('there'), {made.H200.metadata()})[1]"
+    add_unknown_flashinfer(machine, tell)
+    target = find_target(TargetOptions(probe=probe), (), lambda _: None)
+    assert target.environment == made.H200
+    assert capsys.readouterr() == ("", "hello\nthere\n")
