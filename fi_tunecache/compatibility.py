@@ -12,7 +12,6 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from .entry import Lookup
 from .environment import FACTS, Environment
 from .manifest import BundleRow
 from .match_level import MatchLevel
@@ -80,33 +79,25 @@ def rejection(
     return tuple(difference for difference in differing if difference.fact in ALWAYS)
 
 
-def must_facts(lookup: Lookup, facts: tuple[str, ...], *, raced_alone: bool) -> frozenset[str]:
+@lru_cache(maxsize=4096)
+def must_facts(custom_op: str, runners: tuple[str, ...], facts: tuple[str, ...], raced_alone: bool) -> frozenset[str]:
     """The facts that must be equal for a lookup's answer to be valid: those of every runner that raced.
 
     Parameters
     ----------
-    lookup
-        Its runners are the ones that raced.
+    custom_op, runners
+        The lookup: the classes that raced.
     facts
         The names of all facts there are.
     raced_alone
         Whether the lookup's runner had no rival, neither here nor in another lookup of the same shape.
     """
-    return _must_facts(lookup.custom_op, lookup.runners, facts, raced_alone)
-
-
-@lru_cache(maxsize=4096)
-def _must_facts(custom_op: str, runners: tuple[str, ...], facts: tuple[str, ...], raced_alone: bool) -> frozenset[str]:
     families = {family_of(custom_op, runner) for runner in runners}
     return frozenset().union(*(family.must_facts(raced_alone, facts) for family in families))
 
 
-def perf_facts(lookup: Lookup, facts: tuple[str, ...]) -> frozenset[str]:
-    """The facts on which only the speed of a lookup's answer depends; parameters as in :func:`must_facts`."""
-    return _perf_facts(lookup.custom_op, lookup.runners, facts, len(lookup.keys) == 1)
-
-
 @lru_cache(maxsize=4096)
-def _perf_facts(custom_op: str, runners: tuple[str, ...], facts: tuple[str, ...], raced_alone: bool) -> frozenset[str]:
+def perf_facts(custom_op: str, runners: tuple[str, ...], facts: tuple[str, ...]) -> frozenset[str]:
+    """The facts on which only the speed of a lookup's answer depends; parameters as in :func:`must_facts`."""
     families = {family_of(custom_op, runner) for runner in runners}
-    return frozenset().union(*(family.perf_facts(raced_alone, facts) for family in families))
+    return frozenset().union(*(family.perf_facts(len(runners) == 1, facts) for family in families))

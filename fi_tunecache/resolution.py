@@ -43,10 +43,12 @@ class _Group(Struct, frozen=True, gc=False):
     bundle_id: str
     recorded: bool
     texts: tuple[str, ...]
+    runners: tuple[str, ...]
 
     @classmethod
     def of(cls, lookup: Lookup, entry: Entry, bundle_id: str, *, recorded: bool) -> _Group:
-        return cls(lookup, entry, bundle_id, recorded, tuple(key.text for key in lookup.keys))
+        texts, runners = tuple([key.text for key in lookup.keys]), tuple([key.runner for key in lookup.keys])
+        return cls(lookup, entry, bundle_id, recorded, texts, runners)
 
     @property
     def shape(self) -> tuple[str, object]:
@@ -102,7 +104,7 @@ def choose(
     Returns
     -------
     Resolution
-        Deterministic: the same arguments give the same entries in the same order.
+        Deterministic: the same arguments give the same entries.
     """
     judged = judge(candidates, environment, level, policy)
     differing = {item.candidate.row.bundle_id: item.differing for item in judged}
@@ -120,19 +122,14 @@ def choose(
     chosen: dict[str, Chosen] = {}
     for group in served:
         chosen.setdefault(group.entry.key.text, Chosen(group.entry, group.bundle_id))
-    served_texts = {group.texts for group in served}
-    answered = {
-        (group.bundle_id, group.entry.key.text)
-        for group in offered
-        if group.entry.key.text not in chosen and group.texts in served_texts
-    }
-    races = {(group.bundle_id, group.lookup.custom_op, group.lookup.runners): group for group in served}
-    slower = {
-        (group.bundle_id, fact) for group in races.values() for fact in _speed_facts(group, differing[group.bundle_id])
-    }
+    others = [group for group in offered if group.entry.key.text not in chosen]
+    served_texts = {group.texts for group in served} if others else set()
+    answered = {(group.bundle_id, group.entry.key.text) for group in others if group.texts in served_texts}
+    races = {(group.bundle_id, group.entry.key.custom_op, group.runners) for group in served}
+    slower = {(race[0], fact) for race in races for fact in _speed_facts(*race[1:], differing[race[0]])}
     # What goes for the bundle that was to provide a lookup goes for the others that could have.
     lost = {item.group.texts: item for item in conflicts}
-    for group in offered:
+    for group in offered if lost else ():
         if group.texts in lost:
             refused.append(_Refused(group, lost[group.texts].cause, lost[group.texts].rivals))
 
@@ -140,7 +137,7 @@ def choose(
         environment=environment,
         level=level,
         policy=policy,
-        chosen={text: chosen[text] for text in sorted(chosen)},
+        chosen=chosen,
         lookups=tuple(group.lookup for group in served if group.recorded),
         verdicts=tuple(_verdict(judgement, chosen, answered, slower) for judgement in judged),
         dropped=_summarise(refused, chosen, answered),
@@ -181,6 +178,10 @@ def _unordered_groups(
     groups: list[_Group] = []
     refused: list[_Refused] = []
     for shape, items in by_shape.items():
+        if len(items) == 1 and shape not in recorded:  # as nearly always
+            entry, bundle_id = items[0]
+            groups.append(_Group.of(Lookup((entry.key,), 0), entry, bundle_id, recorded=False))
+            continue
         alone = [_Group.of(Lookup((entry.key,), 0), entry, bundle_id, recorded=False) for entry, bundle_id in items]
         classes = sorted({entry.runner for entry, _ in items})
         if shape in recorded:
@@ -257,7 +258,7 @@ def _first_difference(
 ) -> FactDifference | None:
     if not differing:
         return None
-    must = must_facts(group.lookup, facts, raced_alone=raced_alone)
+    must = must_facts(group.entry.key.custom_op, group.runners, facts, raced_alone)
     return next((difference for difference in differing if difference.fact in must), None)
 
 
@@ -302,11 +303,9 @@ def _consistent(groups: list[_Group], unserved: list[_Group]) -> tuple[list[_Gro
     return list(served.values()), refused
 
 
-def _speed_facts(group: _Group, differing: Collection[FactDifference]) -> Iterable[str]:
-    """The facts that differ and on which the speed of a group's entry depends, though not its validity."""
-    if not differing:
-        return ()
-    facts = perf_facts(group.lookup, tuple(difference.fact for difference in differing))
+def _speed_facts(custom_op: str, runners: tuple[str, ...], differing: Collection[FactDifference]) -> Iterable[str]:
+    """The facts that differ and on which the speed of a race's entry depends, though not its validity."""
+    facts = perf_facts(custom_op, runners, tuple(difference.fact for difference in differing))
     return (difference.fact for difference in differing if difference.fact in facts)
 
 

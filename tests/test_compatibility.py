@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from made import CUBLASLT, CUDNN, CUTLASS, DSL, H200, TINY, UNKNOWN, bundle, candidate, entry, key, lookup
+from made import CUBLASLT, CUDNN, CUTLASS, DSL, H200, TINY, UNKNOWN, bundle, candidate, entry, key
 
 from fi_tunecache.compatibility import differences, must_facts, rejection
 from fi_tunecache.environment import FACTS, Environment
@@ -120,12 +120,12 @@ def test_a_manifest_row_is_rejected_with_reasons(
     ],
 )
 def test_must_facts_are_those_of_every_runner_that_raced(runners: list[str], raced_alone: bool, must: set[str]) -> None:
-    found = must_facts(lookup(runners, runners[0]), FACTS, raced_alone=raced_alone)
+    found = must_facts("bf16_gemm", tuple(runners), FACTS, raced_alone)
     assert found == must | {"flashinfer_version", "gpu"}
 
 
 def test_a_fact_we_do_not_know_is_a_must_for_everyone() -> None:
-    assert "new_fact" in must_facts(lookup([CUTLASS], CUTLASS), (*FACTS, "new_fact"), raced_alone=True)
+    assert "new_fact" in must_facts("bf16_gemm", (CUTLASS,), (*FACTS, "new_fact"), True)
 
 
 def test_match_levels_have_names() -> None:
