@@ -226,7 +226,8 @@ def write_bundle(bundle: Bundle) -> tuple[bytes, str]:
         provenance=bundle.provenance,
         policy=bundle.policy.manifest_fields(),
         default_raced=bundle.default_raced,
-        lookups=tuple(_stored_lookup(lookup) for lookup in bundle.lookups),
+        # On Python 3.10 tuple() of nothing may be another () than the default, and would be written out.
+        lookups=tuple(_stored_lookup(lookup) for lookup in bundle.lookups) or (),
     )
     metadata: dict[str, Any] = {**bundle.environment.metadata(), MARK: msgspec.to_builtins(stored)}
     data = write_cache_file(

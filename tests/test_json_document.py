@@ -37,7 +37,7 @@ def test_within_limits(text: str, value: object) -> None:
     [
         pytest.param("[[[[1]]]]", "nested deeper than 3", id="nested 4 deep"),
         pytest.param('{"a": [[{}]]}', "nested deeper than 3", id="nested 4 deep, the last one empty"),
-        pytest.param("[" * 5000, "nested deeper than 3", id="deeper than the stack"),
+        pytest.param("[" * 5000 + "]" * 5000, "nested deeper than 3", id="deeper than the stack"),
         pytest.param("9223372036854775808", "more than 64 bits", id="2**63"),
         pytest.param('{"a": [-9223372036854775809]}', "more than 64 bits", id="-2**63 - 1"),
         pytest.param("1" * 10_001, "10001 bytes are more than 10000", id="one byte too many"),
