@@ -6,8 +6,8 @@ How a config is chosen, top to bottom:
    environment? At level compatible only FlashInfer's version and the GPU decide here.
 2. The accepted bundles are put in order: fewest differing facts, registry precedence, those whose
    default raced, newest.
-3. Each bundle is cut into *groups*, one a lookup: all runners that raced, and the entry that won.
-   A group is taken or dropped whole.
+3. The bundles are cut into *groups*, one a lookup: all runners that raced, and the entry that won.
+   Entries that no recorded lookup chose form groups by shape. A group is taken or dropped whole.
 4. The first bundle that has a valid group for a lookup provides it.
 5. The groups are made consistent. FlashInfer serves the first runner in the caller's list that has
    an entry, so every recorded lookup, replayed against the selection, must give its winner or miss.
@@ -29,7 +29,6 @@ from .runner_families import is_never_taken
 from .verdict import Candidate, Cause, Chosen, Dropped, Judgement, Resolution, Rule, Verdict
 
 __all__ = ["choose", "judge"]
-
 
 _MOST_RIVALS = 8
 """So many runner classes are named in a reason; more at one shape are nobody's real result."""

@@ -156,11 +156,11 @@ def test_no_cache_at_all(command_line: CommandLine) -> None:
 def test_where_the_cache_is(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert command_line.output("cache", "dir") == f"{command_line.cache}\n"
     monkeypatch.setenv("FI_TUNECACHE_DIR", "~/tuned")
-    monkeypatch.setenv("HOME", "/home/operator")
-    assert command_line.output("cache", "dir") == "/home/operator/tuned\n"
+    monkeypatch.setenv("HOME", "/srv/operator")
+    assert command_line.output("cache", "dir") == "/srv/operator/tuned\n"
     monkeypatch.delenv("FI_TUNECACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/home/operator/xdg")
-    assert command_line.output("cache", "dir") == "/home/operator/xdg/fi-tunecache\n"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/srv/operator/xdg")
+    assert command_line.output("cache", "dir") == "/srv/operator/xdg/fi-tunecache\n"
 
 
 def test_what_the_cache_holds(filled: CommandLine) -> None:
