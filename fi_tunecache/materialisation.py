@@ -56,6 +56,8 @@ def materialise(
         id=request.selection_id,
         tool=f"fi-tunecache {__version__}",
         created=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        gpu=request.environment.gpu or "",
+        flashinfer_version=request.environment.flashinfer_version or "",
         level=request.level,
         policy=request.policy.manifest_fields(),
         registries=revisions,

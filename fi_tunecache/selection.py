@@ -96,6 +96,8 @@ class Selection(Struct, frozen=True, kw_only=True):
     id: str
     tool: str
     created: str
+    gpu: str
+    flashinfer_version: str
     level: MatchLevel
     policy: dict[str, str]
     registries: tuple[tuple[str, str | None], ...]

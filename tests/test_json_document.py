@@ -10,7 +10,7 @@ from hypothesis import given
 from strategies import json_values
 
 from fi_tunecache.errors import FormatError
-from fi_tunecache.json_document import decode_json, naming
+from fi_tunecache.json_document import MAX_CONTAINERS, decode_json, naming
 
 
 def decode(text: str) -> object:
@@ -72,3 +72,9 @@ def test_an_error_names_its_source(outer: str, inner: str, shown: str) -> None:
 
     assert str(caught.value) == shown
     assert caught.value.source == (inner or outer)
+
+
+def test_more_lists_than_any_file_has_are_refused_before_they_take_memory() -> None:
+    data = b'{"a":[' + b"[]," * MAX_CONTAINERS + b"[]]}"
+    with pytest.raises(FormatError, match=f"more than {MAX_CONTAINERS} lists and objects"):
+        decode_json(data, max_bytes=len(data), max_nesting=9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -324,6 +325,20 @@ class TestAHostileRegistry:
         with pytest.raises(IntegrityError, match="sha256 is"):
             pull(request_to(registry), cache=cache)
         assert not list(cache.root.rglob("*.json"))
+
+    def test_two_bundles_of_one_short_name_are_not_confused(
+        self, registry: Path, row_file: Path, tmp_path: Path
+    ) -> None:
+        """Whoever can make both may find two bundles whose hashes start alike."""
+        second = tmp_path / "second"
+        add_bundles(second, "second", [ONE])
+        manifest = second / "0.7.4/nvidia-h200/manifest.json"
+        document = json.loads(manifest.read_bytes())
+        (row,) = document["bundles"]
+        row.update(sha256=row_file.stem + "0" * 48, yanked={"reason": "so it is not fetched", "date": "2026-12-01"})
+        manifest.write_text(json.dumps(document))
+        with pytest.raises(IntegrityError, match="two bundles have the same first 16 digits"):
+            resolve(request_to(registry, second))
 
     def test_a_missing_bundle(self, cache: UserCache, registry: Path, row_file: Path) -> None:
         row_file.unlink()

@@ -124,4 +124,7 @@ def _what(cache: UserCache, file: CachedFile) -> str:
     except FormatError:
         return "damaged"
     names = ", ".join(name for name, _ in selection.registries)
-    return f"{count_entries(selection.entries)}, {selection.level}, {names}"
+    return (
+        f"{count_entries(selection.entries)} for {selection.gpu}, flashinfer {selection.flashinfer_version} "
+        f"({selection.level}) from {names}"
+    )
