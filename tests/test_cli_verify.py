@@ -185,7 +185,7 @@ def test_what_the_cache_holds(filled: CommandLine) -> None:
             "selections",
             selection.stem[:16],
             f"{selection.stat().st_size:,}",
-            f"1 entry, exact, {filled.folder}/registry",
+            f"1 entry for NVIDIA H200, flashinfer 0.7.4 (exact) from {filled.folder}/registry",
         ),
         ("selections", selection.stem[:16], f"{reasons.stat().st_size:,}", "its reasons"),
     ]
