@@ -227,8 +227,8 @@ def _valid_groups(
         if cause is None:
             valid.append(group)
         else:
-            rivals = tuple(key.runner for key in group.lookup.keys if key != group.lookup.winning_key)
-            refused.append(_Refused(group, cause, rivals))
+            winner = group.lookup.winner
+            refused.append(_Refused(group, cause, group.runners[:winner] + group.runners[winner + 1 :]))
     if not dropped_at:
         return valid, refused
     # A runner that merely is one more choice must not be left over where its rivals were dropped:
