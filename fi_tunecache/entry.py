@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeAlias, Union
 from msgspec import Struct
 
 from .errors import FormatError
+from .json_document import INT64
 from .key import MAX_NESTING, Key, Profile
 
 __all__ = [
@@ -31,8 +32,6 @@ ProfilingPolicy: TypeAlias = tuple[Union[bool, int, float, str, None], ...]
 
 DEFAULT_TACTIC = -1
 """The tactic by which a runner is told to choose by itself."""
-
-_INT64 = range(-(2**63), 2**63)
 
 
 class Entry(Struct, frozen=True, gc=False):
@@ -112,7 +111,7 @@ class Lookup(Struct, frozen=True, gc=False):
 def read_tactic(value: object, depth: int = 0) -> Tactic:
     """A tactic from decoded JSON. Raises FormatError for dicts, huge integers, NaN and deep nesting."""
     if type(value) is int:
-        if value not in _INT64:
+        if value not in INT64:
             raise FormatError("a tactic holds an integer of more than 64 bits")
         return value
     if value is None or isinstance(value, (bool, str)):

@@ -10,12 +10,14 @@ import msgspec
 
 from .errors import FormatError
 
-__all__ = ["decode_json", "naming"]
+__all__ = ["INT64", "MAX_CONTAINERS", "decode_json", "naming"]
 
 MAX_CONTAINERS = 3_000_000
 """Of 100,000 entries each may have thirty; without a limit 64 MiB of empty lists would take 2 GB."""
 
-_INT64 = range(-(2**63), 2**63)
+INT64 = range(-(2**63), 2**63)
+"""The integers that a file may hold."""
+
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _decoder = msgspec.json.Decoder()
 
@@ -86,7 +88,7 @@ def _check_limits(document: object, max_nesting: int) -> None:
                 kind = type(value)
                 if kind is dict or kind is list:
                     below.append(value)
-                elif kind is int and value not in _INT64:
+                elif kind is int and value not in INT64:
                     raise FormatError("holds an integer of more than 64 bits", "no FlashInfer writes that")
         if not below:
             return

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from .errors import FormatError
+from .json_document import INT64
 
 __all__ = [
     "MAX_KEY_BYTES",
@@ -35,7 +36,6 @@ __all__ = [
 
 MAX_KEY_BYTES = 8 * 1024
 MAX_NESTING = 16
-_INT64 = range(-(2**63), 2**63)
 
 
 class Dtype(Struct, frozen=True):
@@ -192,7 +192,7 @@ def _literal(node: ast.expr) -> Extra:
         return Dtype(node.attr)
     else:
         raise ValueError(f"{type(node).__name__} is not allowed in extras")
-    if type(value) is int and value not in _INT64:
+    if type(value) is int and value not in INT64:
         raise ValueError("an integer of more than 64 bits")
     if type(value) is float and not math.isfinite(value):
         raise ValueError("a float that is not finite")
