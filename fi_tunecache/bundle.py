@@ -60,7 +60,8 @@ class Provenance(Struct, frozen=True, omit_defaults=True):
     ``created`` is a UTC date, ``tuning_seconds`` the time that tuning took, ``mapped_cublas`` the
     cuBLASLt version that the process had loaded (``cublasLtGetVersion``; ``cublas_version`` of
     the environment is what the loader finds first), ``driver`` the NVIDIA driver's version,
-    ``power_limit_w`` in watts.
+    ``power_limit_w`` in watts. ``digests`` are the sha256 of what it was gathered from, by which the
+    same source is known when it is published again.
     """
 
     created: str
@@ -73,6 +74,7 @@ class Provenance(Struct, frozen=True, omit_defaults=True):
     torch: str | None = None
     python: str | None = None
     workload: Workload | None = None
+    digests: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_date(self.created)

@@ -21,11 +21,15 @@ __all__ = ["Fetched", "fetch_candidates", "resolve_both"]
 
 
 class Fetched(Struct, frozen=True):
-    """Candidates, the verified bytes of those whose bundle was fetched, by sha256, and what registries announce."""
+    """Candidates, the verified bytes of those whose bundle was fetched, by sha256, and what registries announce.
+
+    ``serials`` are those of the manifests that were read, one a registry in order of precedence.
+    """
 
     candidates: tuple[Candidate, ...]
     data: Mapping[str, bytes]
     notices: tuple[str, ...] = ()
+    serials: tuple[int, ...] = ()
 
 
 def fetch_candidates(request: Request, trees: Sequence[RegistryTree], cache: UserCache | None) -> Fetched:
@@ -44,24 +48,37 @@ def fetch_candidates(request: Request, trees: Sequence[RegistryTree], cache: Use
     candidates: dict[str, Candidate] = {}
     fetched: dict[str, bytes] = {}
     registries = list(map(Registry, trees))
-    notices = tuple(f"{item.name}: {notice}" for item in registries for notice in item.descriptor().notices)
-    for precedence, registry in enumerate(registries):
-        rows = [Candidate(registry.name, row, None, precedence) for row in registry.manifest(folder).bundles]
-        for judgement in judge(rows, request.environment, MatchLevel.COMPATIBLE, request.policy):
-            candidate = judgement.candidate
+    manifests = [registry.manifest(folder) for registry in registries]
+    for precedence, (registry, manifest) in enumerate(zip(registries, manifests, strict=True)):
+        rows = [Candidate(registry.name, row, None, precedence) for row in manifest.bundles]
+        judgements = judge(rows, request.environment, MatchLevel.COMPATIBLE, request.policy)
+        new = [item for item in judgements if item.candidate.row.sha256 not in candidates]
+        wanted = {item.candidate.row.sha256: item.candidate.row for item in new if not item.rejected}
+        if cache is not None:
+            held = {sha256: cache.read_bundle(sha256) for sha256 in wanted}
+            fetched.update({sha256: data for sha256, data in held.items() if data is not None})
+        registry.prefetch(folder, (row for sha256, row in wanted.items() if sha256 not in fetched))
+        for candidate in (item.candidate for item in new):
             sha256 = candidate.row.sha256
-            if sha256 in candidates:
-                continue
-            if not judgement.rejected:
-                data = cache.read_bundle(sha256) if cache else None
-                fetched[sha256] = registry.bundle_bytes(folder, candidate.row) if data is None else data
+            if sha256 in wanted:
+                if sha256 not in fetched:
+                    fetched[sha256] = registry.bundle_bytes(folder, candidate.row)
                 bundle = registry.bundle(folder, candidate.row, fetched[sha256])
                 candidate = msgspec.structs.replace(candidate, bundle=bundle)
             candidates[sha256] = candidate
     ids = {candidate.row.bundle_id for candidate in candidates.values()}
     if len(ids) != len(candidates):
         raise IntegrityError("two bundles have the same first 16 digits", "leave one of the registries out")
-    return Fetched(tuple(candidates.values()) or _neighbours(folder, registries), fetched, notices)
+    return Fetched(
+        tuple(candidates.values()) or _neighbours(folder, registries),
+        fetched,
+        notices=tuple(
+            f"{registry.name}: {notice}"
+            for registry, manifest in zip(registries, manifests, strict=True)
+            for notice in manifest.notices
+        ),
+        serials=tuple(manifest.serial for manifest in manifests),
+    )
 
 
 def _neighbours(folder: Folder, registries: Sequence[Registry]) -> tuple[Candidate, ...]:

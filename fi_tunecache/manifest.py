@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -58,6 +58,8 @@ class BundleRow(Struct, frozen=True, omit_defaults=True):
 
     ``size`` is in bytes, ``created`` a UTC date; ``entries`` counts them by custom op and runner
     class; ``benefit`` is the measured time of ours over the default's by custom op, where it was measured.
+    ``round_trip`` names what loaded and served every entry before it was published: ``flashinfer 0.7.4``,
+    or ``fi-tunecache 0.1.0`` where that FlashInfer was not at hand.
     """
 
     file: str
@@ -72,6 +74,7 @@ class BundleRow(Struct, frozen=True, omit_defaults=True):
     tuning_seconds: float | None = None
     benefit: dict[str, _Positive] = {}
     workload: Workload | None = None
+    round_trip: str | None = None
     yanked: Yank | None = None
 
     def __post_init__(self) -> None:
@@ -102,10 +105,33 @@ class BundleRow(Struct, frozen=True, omit_defaults=True):
 
 
 class Manifest(Struct, frozen=True):
-    """All bundles of a :class:`Folder`, in the order in which they were published."""
+    """All bundles of a :class:`Folder`, in the order in which they were published.
+
+    ``serial`` counts the changes, so that an older manifest of a branch can be told from a newer one;
+    ``notices`` are lines for whoever pulls from the folder.
+    """
 
     bundles: tuple[BundleRow, ...] = ()
     format: int = REGISTRY_FORMAT
+    serial: Annotated[int, msgspec.Meta(ge=0)] = 0
+    notices: tuple[str, ...] = ()
+
+    def with_rows(self, rows: Iterable[BundleRow], *, after: int = 0) -> Manifest:
+        """Add rows, or mark rows as yanked that are there; the manifest itself where that changes nothing.
+
+        A row that is there stays as it is, unless it becomes yanked; nothing is ever taken away. So the
+        order in which the rows of several publishers arrive does not matter, and adding them twice does no harm.
+        A changed manifest has a higher serial than this one and than ``after``.
+        """
+        found = {row.file: row for row in self.bundles}
+        for row in rows:
+            there = found.setdefault(row.file, row)
+            if row.yanked and not there.yanked:
+                found[row.file] = msgspec.structs.replace(there, yanked=row.yanked)
+        bundles = tuple(found.values())
+        if bundles == self.bundles:
+            return self
+        return msgspec.structs.replace(self, bundles=bundles, serial=max(self.serial, after) + 1)
 
 
 class RegistryDescriptor(Struct, frozen=True):

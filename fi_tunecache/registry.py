@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from .bundle import Bundle, read_bundle
 from .errors import FormatError, IntegrityError, RegistryError
@@ -11,6 +13,8 @@ from .manifest import BundleRow, Manifest, RegistryDescriptor, entry_counts, rea
 from .registry_tree import DESCRIPTOR, MAX_MANIFEST_BYTES, RegistryTree, open_tree
 
 __all__ = ["Registry", "check_bundle_bytes", "open_registry"]
+
+_Read = TypeVar("_Read")
 
 
 class Registry:
@@ -43,8 +47,17 @@ class Registry:
 
         Raises FormatError if it is malformed or of a newer format.
         """
-        data = self._tree.read(f"{folder}/manifest.json", MAX_MANIFEST_BYTES)
-        return Manifest() if data is None else read_manifest(data, folder, source=f"{self.name}/{folder}/manifest.json")
+        path = f"{folder}/manifest.json"
+
+        def read() -> Manifest:
+            data = self._tree.read(path, MAX_MANIFEST_BYTES)
+            return Manifest() if data is None else read_manifest(data, folder, source=f"{self.name}/{path}")
+
+        return self._sound(path, read)
+
+    def prefetch(self, folder: Folder, rows: Iterable[BundleRow]) -> None:
+        """Make ready for reading the bundles of these rows; a Hub gets them several at a time."""
+        self._tree.prefetch(f"{folder}/{row.file}" for row in rows)
 
     def bundle_bytes(self, folder: Folder, row: BundleRow) -> bytes:
         """A bundle's bytes, which have the size and sha256 that the manifest names.
@@ -52,11 +65,24 @@ class Registry:
         Raises IntegrityError if they have not, or are missing.
         """
         source = f"{self.name}/{folder}/{row.file}"
-        data = self._tree.read(f"{folder}/{row.file}", row.size)
-        if data is None:
-            raise IntegrityError("the manifest names it, but it is missing", "tell the publisher", source=source)
-        check_bundle_bytes(data, row, source)
-        return data
+
+        def read() -> bytes:
+            data = self._tree.read(f"{folder}/{row.file}", row.size)
+            if data is None:
+                raise IntegrityError("the manifest names it, but it is missing", "tell the publisher", source=source)
+            check_bundle_bytes(data, row, source)
+            return data
+
+        return self._sound(f"{folder}/{row.file}", read)
+
+    def _sound(self, path: str, read: Callable[[], _Read]) -> _Read:
+        """Read once more where what was read is damaged and it may have been a cache's fault."""
+        try:
+            return read()
+        except FormatError:
+            if not self._tree.discard(path):
+                raise
+        return read()
 
     def bundle(self, folder: Folder, row: BundleRow, data: bytes | None = None) -> Bundle:
         """The parsed bundle of a row; ``data`` are its verified bytes where they are at hand.

@@ -10,17 +10,23 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from .deadline import Deadline
 from .errors import IntegrityError, RegistryError, UsageError
 from .folder import Folder
 
+if TYPE_CHECKING:
+    from .user_cache import UserCache
+
 __all__ = [
+    "COMMAND_DEADLINE",
     "DESCRIPTOR",
     "EMBEDDED",
+    "HUB_SCHEME",
     "MAX_BUNDLE_BYTES",
     "MAX_MANIFEST_BYTES",
     "DirectoryTree",
@@ -30,6 +36,10 @@ __all__ = [
 ]
 
 EMBEDDED = "embedded"
+HUB_SCHEME = "hf://"
+COMMAND_DEADLINE = 60.0
+"""Seconds that a command may spend on a Hub unless told otherwise."""
+
 DESCRIPTOR = "registry.json"
 MAX_BUNDLE_BYTES = 64 * 1024 * 1024
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024
@@ -57,6 +67,16 @@ class RegistryTree(Protocol):
         Raises RegistryError if they can't be read, and IntegrityError if they are more than
         ``limit`` bytes or lie outside the tree.
         """
+
+    @property
+    def branch(self) -> str | None:
+        """What the revision follows, where it moves on by itself; None where it can't, or is under the user's hands."""
+
+    def prefetch(self, paths: Iterable[str]) -> None:
+        """Make ready for reading these paths soon."""
+
+    def discard(self, path: str) -> bool:
+        """Take notice that what was read at a path is damaged. Whether reading it again may give other bytes."""
 
 
 class DirectoryTree:
@@ -118,6 +138,16 @@ class DirectoryTree:
             )
         return data
 
+    @property
+    def branch(self) -> str | None:
+        return None
+
+    def prefetch(self, paths: Iterable[str]) -> None:
+        """Nothing to do: the files are here."""
+
+    def discard(self, path: str) -> bool:
+        return False
+
 
 def registry_names(given: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
     """The registries in use, in order of precedence: given ones, else ``FI_TUNECACHE_REGISTRY``
@@ -137,10 +167,25 @@ def _absolute(name: str) -> str:
     return os.path.abspath(name)  # noqa: PTH100 - Path.absolute keeps ".."
 
 
-def open_tree(name: str) -> RegistryTree:
-    """Find a registry by name: ``embedded``, or a path (``/…``, ``./…``, ``../…``, ``~/…``).
+def open_tree(
+    name: str,
+    *,
+    cache: UserCache | None = None,
+    deadline: Deadline | None = None,
+    offline: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
+) -> RegistryTree:
+    """Find a registry by name: ``embedded``, a path (``/…``, ``./…``, ``../…``, ``~/…``) or
+    ``hf://datasets/organisation/name[@revision]``.
 
-    Reads nothing but whether there is a descriptor.
+    Of a path it reads whether there is a descriptor; a Hub is asked nothing yet.
+
+    Parameters
+    ----------
+    cache, deadline, offline, progress
+        For a Hub: where downloads are kept (default: the user's cache), until when it may be used
+        (default: 60 seconds), whether it may be asked at all (HF_HUB_OFFLINE forbids it too), and who is
+        told what is being fetched.
 
     Raises
     ------
@@ -151,9 +196,18 @@ def open_tree(name: str) -> RegistryTree:
     """
     if name == EMBEDDED:
         return DirectoryTree(Path(import_module("fi_tunecache.manifests").__path__[0]), EMBEDDED)
+    if name.startswith(HUB_SCHEME):
+        from .hub import HubAccess, HubTree, hub_is_offline
+        from .user_cache import UserCache
+
+        access = HubAccess(
+            cache or UserCache.locate(), deadline or Deadline(COMMAND_DEADLINE), offline or hub_is_offline(), progress
+        )
+        return HubTree(name, access)
     if not _is_path(name):
         raise UsageError(
-            f"{name[:80]!r} is not the name of a registry", "use 'embedded' or a path that starts with / or ./"
+            f"{name[:80]!r} is not the name of a registry",
+            f"use {HUB_SCHEME}datasets/organisation/name, a path that starts with / or ./, or 'embedded'",
         )
     tree = DirectoryTree(Path(_absolute(name)), name)
     if tree.read(DESCRIPTOR, MAX_MANIFEST_BYTES) is None:

@@ -6,15 +6,17 @@ A hit imports nothing that only a miss needs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from .deadline import Deadline
 from .errors import CacheError, FormatError, NoMatchError
 from .folder import Folder
-from .registry_tree import RegistryTree, open_tree
+from .registry_tree import COMMAND_DEADLINE, HUB_SCHEME, RegistryTree, open_tree
 from .selection import Request, Selection, read_selection
-from .user_cache import UserCache
+from .user_cache import LOCK_TIMEOUT, UserCache
 
 if TYPE_CHECKING:
     from .verdict import Resolution
@@ -41,12 +43,16 @@ def pull(
     request: Request,
     *,
     cache: UserCache | None = None,
-    opener: Callable[[str], RegistryTree] = open_tree,
+    opener: Callable[[str], RegistryTree] | None = None,
     offline: bool = False,
+    deadline: float = COMMAND_DEADLINE,
+    allow_rollback: bool = False,
+    accept: Callable[[Selection], None] = lambda _: None,
 ) -> Pulled:
     """Get the selection for a request.
 
-    A hit writes nothing and takes no lock. Where the cache can't be written, the selection is
+    A hit writes nothing and takes no lock. It costs one request for each branch of a Hub among the registries
+    (none where the name holds a commit). Where the cache can't be written, the selection is
     still returned and ``not_stored`` says why. A damaged file in the cache is set aside, told in
     ``cache.notices``, and made again.
 
@@ -57,49 +63,74 @@ def pull(
     cache
         By default the user's.
     opener
-        How a registry's name becomes its tree.
+        How a registry's name becomes its tree; by default :func:`~fi_tunecache.registry_tree.open_tree`.
     offline
-        Take the cached selection without asking a registry whether it is current.
+        Take the cached selection without asking a registry whether it is current; where there is none,
+        make it from what is here.
+    deadline
+        Seconds until a Hub must have answered, in all.
+    allow_rollback
+        Take a manifest that is older than one that was already seen of the same branch.
+    accept
+        Called with a new selection before it is stored; what it raises is raised.
 
     Raises
     ------
     NoMatchError
         Nothing fits; nothing is stored.
     RegistryError, FormatError, IntegrityError
-        A registry can't be read, or holds what it must not; nothing is stored.
+        A registry can't be read, or holds what it must not, or has gone back to an older state; nothing is stored.
     """
     cache = cache or UserCache.locate()
     held = _held(cache, request.selection_id)
     if held is not None and offline:
         return held
     folder = Folder.of(request.environment)
+    until = Deadline(deadline)
+    opener = opener or partial(open_tree, cache=cache, deadline=until, offline=offline)
     trees = [opener(name) for name in request.registries]
     revisions = tuple((tree.name, tree.revision(folder)) for tree in trees)
     if held is not None and held.selection.registries == revisions:
         return held
-    with cache.lock(request.selection_id):
+    patience = until.remaining() if any(name.startswith(HUB_SCHEME) for name in request.registries) else LOCK_TIMEOUT
+    with cache.lock(request.selection_id, patience):
         held = _held(cache, request.selection_id)  # another process may have stored it meanwhile
         if held is not None and held.selection.registries == revisions:
             return held
-        return _make(request, trees, revisions, cache)
+        return _make(request, trees, revisions, cache, allow_rollback, accept)
 
 
 def _make(
-    request: Request, trees: Sequence[RegistryTree], revisions: tuple[tuple[str, str | None], ...], cache: UserCache
+    request: Request,
+    trees: Sequence[RegistryTree],
+    revisions: tuple[tuple[str, str | None], ...],
+    cache: UserCache,
+    allow_rollback: bool,
+    accept: Callable[[Selection], None],
 ) -> Pulled:
+    from .branch_record import advance, write_record
     from .candidates import fetch_candidates, resolve_both
     from .materialisation import materialise, resolution_json
 
     fetched = fetch_candidates(request, trees, cache)
     for notice in fetched.notices:
         cache.notice(notice)
+    folder = str(Folder.of(request.environment))
+    records = [
+        advance(cache, tree.branch, revision or "", folder, serial, allow_rollback=allow_rollback)
+        for tree, (_, revision), serial in zip(trees, revisions, fetched.serials, strict=True)
+        if tree.branch is not None
+    ]
     asked, other = resolve_both(request, fetched)
     if not asked.chosen:
         raise no_match(asked, other, trees)
     selection, data = materialise(request, fetched.candidates, asked, other, revisions)
+    accept(selection)
     try:
         for bundle in selection.bundles:
             cache.store_bundle(bundle.sha256, fetched.data[bundle.sha256])
+        for record in records:
+            write_record(cache, record)
         cache.store(cache.resolution_path(selection.id), resolution_json(asked))
         cache.store(cache.selection_path(selection.id), data)
     except CacheError as error:
@@ -127,7 +158,7 @@ def _held(cache: UserCache, selection_id: str) -> Pulled | None:
 
 
 def resolve(
-    request: Request, *, cache: UserCache | None = None, opener: Callable[[str], RegistryTree] = open_tree
+    request: Request, *, cache: UserCache | None = None, opener: Callable[[str], RegistryTree] | None = None
 ) -> tuple[Resolution, Resolution]:
     """Choose the entries for a request from its registries, at its match level and at the other one.
 
@@ -145,6 +176,7 @@ def resolve(
     """
     from .candidates import fetch_candidates, resolve_both
 
+    opener = opener or partial(open_tree, cache=cache)
     fetched = fetch_candidates(request, [opener(name) for name in request.registries], cache)
     if cache is not None:
         for notice in fetched.notices:

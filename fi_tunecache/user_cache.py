@@ -21,7 +21,7 @@ from msgspec import Struct
 from .atomic_file import is_temporary, write_atomic
 from .errors import CacheError, UsageError
 
-__all__ = ["CachedFile", "UserCache"]
+__all__ = ["LOCK_TIMEOUT", "CachedFile", "UserCache"]
 
 LOCK_TIMEOUT = 10.0
 """Seconds to wait for another process's work before doing it ourselves."""
@@ -29,6 +29,7 @@ LOCK_TIMEOUT = 10.0
 _KINDS = {
     "bundles": re.compile(r"[0-9a-f]{64}\.json(\.corrupt)?"),
     "selections": re.compile(r"[0-9a-f]{32}(\.resolution)?\.json(\.corrupt)?"),
+    "branches": re.compile(r"[0-9a-f]{32}\.json(\.corrupt)?"),
 }
 """The folders and what we name files in them: nothing else is ever listed or removed."""
 
@@ -90,6 +91,14 @@ class UserCache:
 
     def bundle_path(self, sha256: str) -> Path:
         return self.root / "bundles" / f"{sha256}.json"
+
+    def branch_path(self, name: str) -> Path:
+        return self.root / "branches" / f"{name}.json"
+
+    @property
+    def hub_path(self) -> Path:
+        """The folder of huggingface_hub's own cache, private to us."""
+        return self.root / "hub"
 
     def read(self, path: Path) -> bytes | None:
         """The bytes of a cached file; None if it is not there. Raises CacheError if it can't be read."""
