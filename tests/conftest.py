@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from command_line import CommandLine
+from hub_server import HubServer
 from hypothesis import settings
 from real_flashinfer import RealFlashInfer
 
@@ -66,8 +67,35 @@ def shared_path() -> Iterator[Path]:
 @pytest.fixture
 def command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
     """Command lines in this process, with the cache and the working directory below ``tmp_path``."""
-    for name in ("FI_TUNECACHE_REGISTRY", "FI_TUNECACHE_MATCH", "CUDA_VISIBLE_DEVICES"):
+    roots = ("FLASHINFER_AUTOTUNE_CACHE_DIR", "VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR")
+    for name in ("FI_TUNECACHE_REGISTRY", "FI_TUNECACHE_MATCH", "CUDA_VISIBLE_DEVICES", *roots):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path / "flashinfer"))
     monkeypatch.setenv("FI_TUNECACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return CommandLine(tmp_path, capsys)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    """An empty Hub that is open to everybody; no request may have failed inside it."""
+    with HubServer(tmp_path / "hub") as server:
+        yield server
+    assert server.errors == []
+
+
+@pytest.fixture(scope="session")
+def client_python() -> Callable[[str], str]:
+    """The Python that has a version of huggingface_hub. Fails, rather than skips, where there is none."""
+
+    def python(version: str) -> str:
+        variable = "FI_TUNECACHE_TEST_HUB"
+        root = os.environ.get(variable)
+        if not root:
+            pytest.fail(f"{variable} is not set; scripts/check makes an environment for each huggingface_hub")
+        found = Path(root, version, "bin", "python")
+        if not found.exists():
+            pytest.fail(f"{variable}={root} holds no environment of huggingface_hub {version}; scripts/check makes it")
+        return str(found)
+
+    return python
