@@ -1,38 +1,100 @@
-"""Write bundles into a registry that is a directory."""
+"""A directory as a registry that can be written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+import filelock
 
 from fi_tunecache.atomic_file import write_atomic
 from fi_tunecache.bundle import Bundle, read_bundle, write_bundle
-from fi_tunecache.errors import UsageError
+from fi_tunecache.deadline import Deadline
+from fi_tunecache.errors import CacheError, FiTuneCacheError, RegistryError, UsageError
 from fi_tunecache.folder import Folder
-from fi_tunecache.manifest import (
-    BundleRow,
-    Manifest,
-    RegistryDescriptor,
-    describe_bundle,
-    read_manifest,
-    write_descriptor,
-    write_manifest,
-)
+from fi_tunecache.manifest import BundleRow, Manifest, describe_bundle, write_manifest
 from fi_tunecache.registry import Registry
 from fi_tunecache.registry_tree import DESCRIPTOR, DirectoryTree
 
-__all__ = ["add_bundles"]
+from .commit import commit
+from .registry_edit import CARD, MAX_CARD_BYTES, Edit, Snapshot
+from .target import StaleError, Written
+
+__all__ = ["DirectoryTarget", "add_bundles"]
 
 _ADVICE = "check that the registry's directory can be written"
+_LOCK = ".fi-tunecache.lock"
 
 
-def add_bundles(root: Path, name: str, bundles: Sequence[Bundle]) -> list[BundleRow]:
-    """Add bundles to the registry below ``root``, which is made if there is none.
+class DirectoryTarget:
+    """A registry below one directory, made if there is none.
+
+    Publishers on machines that see the same file locks come one after the other. Readers take no lock: a bundle is
+    written before the manifest that names it.
+    """
+
+    def __init__(self, root: Path, name: str | None = None, *, title: str | None = None) -> None:
+        self._root = root
+        self._tree = DirectoryTree(root, name or str(root))
+        self._title = title or root.resolve().name
+
+    @property
+    def name(self) -> str:
+        return self._tree.name
+
+    @property
+    def title(self) -> str:
+        return self._title
+
+    def snapshot(self, revision: str | None = None) -> Snapshot:
+        registry = Registry(self._tree)
+        manifests = {folder: registry.manifest(folder) for folder in registry.folders()}
+        descriptor = registry.descriptor() if (self._root / DESCRIPTOR).exists() else None
+        card = self._tree.read(CARD, MAX_CARD_BYTES)
+        digest = hashlib.sha256()
+        for folder, manifest in manifests.items():
+            digest.update(f"{folder}\n".encode() + write_manifest(manifest))
+        return Snapshot(
+            None if descriptor is None else digest.hexdigest()[:40],
+            manifests,
+            descriptor,
+            None if card is None else card.decode(errors="replace"),
+        )
+
+    def write(self, files: Mapping[str, bytes], parent: Snapshot, message: str, *, create_pr: bool) -> Written:
+        if create_pr:
+            raise UsageError(f"{self.name} is a directory: there are no pull requests", "leave out --create-pr")
+        with self._lock():
+            if self.snapshot() != parent:
+                raise StaleError(RegistryError(f"{self.name}: somebody else has published meanwhile", "try again"))
+            for path, data in files.items():
+                write_atomic(self._root / path, data, advice=_ADVICE)
+            return Written(self.snapshot().revision or "")
+
+    def between(self, parent: Snapshot, revision: str) -> Sequence[Mapping[Folder, Manifest]]:
+        return ()
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(self._root / _LOCK, timeout=0.05):
+                yield
+        except filelock.Timeout:
+            raise StaleError(RegistryError(f"{self.name} is being written by somebody else", "try again")) from None
+        except FiTuneCacheError:  # some are OSErrors too
+            raise
+        except OSError as error:
+            raise CacheError(f"{self._root} can't be written ({error.strerror})", _ADVICE) from error
+
+
+def add_bundles(root: Path, title: str, bundles: Sequence[Bundle]) -> list[BundleRow]:
+    """Add bundles to the registry below ``root``, which is made under that title if there is none.
 
     Each bundle is read back from its bytes before anything is written, so what is added keeps
-    the rules. Adding the same bundle again changes nothing. Bundles are written before the
-    manifest that names them: a reader never sees a row without its file. Does not lock the
-    registry: of two publishers at one time, one may lose its rows.
+    the rules. Adding the same bundle again changes nothing.
 
     Returns
     -------
@@ -49,30 +111,17 @@ def add_bundles(root: Path, name: str, bundles: Sequence[Bundle]) -> list[Bundle
     CacheError
         The registry can't be written.
     """
-    registry = Registry(DirectoryTree(root))
-    rows: list[BundleRow] = []
-    added: dict[Folder, dict[str, tuple[BundleRow, bytes]]] = {}
+    ordered: list[BundleRow] = []
+    rows: dict[Folder, tuple[BundleRow, ...]] = {}
+    files: dict[str, bytes] = {}
     for bundle in bundles:
         data, sha256 = write_bundle(bundle)
         if read_bundle(data) != bundle:
             raise UsageError("a bundle does not survive being written and read", "report this with the bundle")
         row = describe_bundle(bundle, data, sha256)
-        rows.append(row)
-        added.setdefault(Folder.of(bundle.environment), {})[row.file] = (row, data)
-
-    files: dict[str, bytes] = {}
-    if (root / DESCRIPTOR).exists():
-        registry.descriptor()
-    else:
-        files[DESCRIPTOR] = write_descriptor(RegistryDescriptor(name))
-    for folder, items in added.items():
-        manifest = registry.manifest(folder)
-        new = {file: item for file, item in items.items() if file not in {row.file for row in manifest.bundles}}
-        if new:
-            files.update({f"{folder}/{file}": data for file, (_, data) in new.items()})
-            now = Manifest((*manifest.bundles, *(row for row, _ in new.values())))
-            files[f"{folder}/manifest.json"] = write_manifest(now)
-            read_manifest(files[f"{folder}/manifest.json"], folder)
-    for path, data in files.items():
-        write_atomic(root / path, data, advice=_ADVICE)
-    return rows
+        folder = Folder.of(bundle.environment)
+        ordered.append(row)
+        rows[folder] = (*rows.get(folder, ()), row)
+        files[f"{folder}/{row.file}"] = data
+    commit(DirectoryTarget(root, title=title), Edit(rows, files), "Add bundles", deadline=Deadline(60))
+    return ordered
