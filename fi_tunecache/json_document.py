@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +12,7 @@ import msgspec
 
 from .errors import FormatError
 
-__all__ = ["INT64", "MAX_CONTAINERS", "decode_json", "naming"]
+__all__ = ["INT64", "MAX_CONTAINERS", "decode_json", "naming", "repeated_names"]
 
 MAX_CONTAINERS = 3_000_000
 """Of 100,000 entries each may have thirty; without a limit 64 MiB of empty lists would take 2 GB."""
@@ -61,6 +63,22 @@ def decode_json(data: bytes, *, max_bytes: int, max_nesting: int, source: str = 
             raise _too_deep(max_nesting) from None
         _check_limits(document, max_nesting)
         return document
+
+
+def repeated_names(data: bytes) -> tuple[str, ...]:
+    """Names that stand twice in one object of a document that :func:`decode_json` accepts, each once.
+
+    Of two equal names every reader of JSON takes the last, so nobody would notice the other.
+    """
+    repeated: dict[str, None] = {}
+
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        if len(dict(pairs)) != len(pairs):
+            counts = Counter(name for name, _ in pairs)
+            repeated.update(dict.fromkeys(name for name, count in counts.items() if count > 1))
+
+    json.loads(data, object_pairs_hook=look)
+    return tuple(repeated)
 
 
 @contextmanager

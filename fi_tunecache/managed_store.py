@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from .environment import Environment
 from .errors import CacheError, FormatError, UsageError
 from .flashinfer_json import MAX_ENTRIES
 from .json_document import decode_json, naming
+from .key import Profile
 from .managed_entry import (
     MAX_ENTRY_BYTES,
     MAX_ENTRY_NESTING,
@@ -36,6 +36,7 @@ from .managed_entry import (
     read_entry,
     record_file,
 )
+from .managed_files import create_files
 from .measurement_policy import MeasurementPolicy
 
 __all__ = [
@@ -43,8 +44,11 @@ __all__ = [
     "StoreContents",
     "StoreEnvironment",
     "WriteReport",
+    "environment_folder",
+    "environment_folders",
     "environment_hash",
     "read_entries",
+    "read_folder",
     "read_store",
     "write_entries",
 ]
@@ -80,15 +84,21 @@ class ManagedStore(Struct, frozen=True):
 
 
 class StoreContents(Struct, frozen=True):
-    """One environment's entries and records, and one line for each file that FlashInfer would not serve."""
+    """One environment's entries and records, and one line for each file that FlashInfer would not serve.
+
+    ``digest`` is the sha256 of the names and bytes of all its files, ``modified`` the time of the last change of
+    one (Unix seconds).
+    """
 
     entries: tuple[Entry, ...]
     records: tuple[ProtocolRecord, ...]
     problems: tuple[str, ...] = ()
+    digest: str = ""
+    modified: float = 0.0
 
 
 class WriteReport(Struct, frozen=True):
-    """How many entries and records were ``written``, and how many names were taken and ``kept``."""
+    """How many entries and records were ``written``, and how many not, since what was there was ``kept``."""
 
     path: Path
     written: int
@@ -107,6 +117,33 @@ def environment_hash(manifest_fields: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()[:16]
 
 
+def environment_folder(root: str | Path, environment: Environment, policy: MeasurementPolicy) -> Path:
+    """Where FlashInfer in that environment and policy looks for entries; there or not.
+
+    Raises UsageError for undetermined facts.
+    """
+    return Path(root) / _SCHEMA / environment_hash(_manifest(environment, policy))
+
+
+def _manifest(environment: Environment, policy: MeasurementPolicy) -> dict[str, str]:
+    if undetermined := environment.undetermined():
+        raise UsageError(
+            f"can't name the store's folder: {', '.join(undetermined)} not known", "give every fact with --environment"
+        )
+    return {**environment.metadata(), **policy.manifest_fields(), "cache_schema": _SCHEMA}
+
+
+def environment_folders(root: Path) -> tuple[Path, ...] | None:
+    """The folders in a root that are named like an environment's, sorted; None where there is no store.
+
+    Raises OSError if they can't be listed.
+    """
+    below = root / _SCHEMA
+    if not below.is_dir():
+        return None
+    return tuple(sorted(folder for folder in below.iterdir() if _ENVIRONMENT_HASH.fullmatch(folder.name)))
+
+
 def read_store(path: str | Path) -> ManagedStore:
     """Find the environments of a store. Does not read entries; :func:`read_entries` does.
 
@@ -123,7 +160,7 @@ def read_store(path: str | Path) -> ManagedStore:
     """
     root = Path(os.path.realpath(path))
     try:
-        folders = _environment_folders(root)
+        folders = _named_folders(root)
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error.strerror}", "check the path and its permissions") from None
     environments: list[StoreEnvironment] = []
@@ -138,23 +175,23 @@ def read_store(path: str | Path) -> ManagedStore:
     return ManagedStore(root, tuple(environments), tuple(problems))
 
 
-def _environment_folders(root: Path) -> list[Path]:
+def _named_folders(root: Path) -> tuple[Path, ...]:
     if (root / _MANIFEST).is_file():
-        return [root]
-    below = root if root.name == _SCHEMA else root / _SCHEMA
-    if not below.is_dir():
+        return (root,)
+    folders = environment_folders(root.parent if root.name == _SCHEMA else root)
+    if folders is None:
         raise UsageError(
             f"{root} is not a managed store of FlashInfer",
             f"give the folder that holds {_SCHEMA}, or one environment's folder with its {_MANIFEST}",
         )
-    return sorted(folder for folder in below.iterdir() if _ENVIRONMENT_HASH.fullmatch(folder.name))
+    return folders
 
 
 def _read_environment(folder: Path, root: Path) -> StoreEnvironment:
     path = folder / _MANIFEST
     _refuse_link_out(folder, root)
     manifest = decode_json(
-        _read_file(path, folder), max_bytes=MAX_ENTRY_BYTES, max_nesting=MAX_ENTRY_NESTING, source=str(path)
+        _read_file(path, folder)[0], max_bytes=MAX_ENTRY_BYTES, max_nesting=MAX_ENTRY_NESTING, source=str(path)
     )
     with naming(str(path)):
         if not isinstance(manifest, dict) or not all(isinstance(value, str) for value in manifest.values()):
@@ -173,7 +210,12 @@ def _read_environment(folder: Path, root: Path) -> StoreEnvironment:
 
 
 def read_entries(environment: StoreEnvironment) -> StoreContents:
-    """Read all entries of one environment, in the order of their files' names.
+    """Read all entries of one environment; see :func:`read_folder`."""
+    return read_folder(environment.path)
+
+
+def read_folder(path: Path) -> StoreContents:
+    """Read all entries of one environment's folder, in the order of their files' names.
 
     Never raises for what a file holds: every file that is not an entry FlashInfer serves gives a
     line in ``problems``. Files that don't end in ``.json`` (temporary ones) are passed over.
@@ -181,19 +223,23 @@ def read_entries(environment: StoreEnvironment) -> StoreContents:
     entries: list[Entry] = []
     records: list[ProtocolRecord] = []
     problems: list[str] = []
-    folder = environment.path / "entries"
+    digest, modified = hashlib.sha256(), 0.0
+    folder = path / "entries"
     try:
-        _refuse_link_out(folder, environment.path)
-        paths = sorted(path for path in folder.iterdir() if path.suffix == ".json")
+        _refuse_link_out(folder, path)
+        files = sorted(file for file in folder.iterdir() if file.suffix == ".json")
     except FileNotFoundError:
-        paths = []
+        files = []
     except (FormatError, OSError) as error:
         return StoreContents((), (), (f"{folder} can't be listed: {error}",))
-    if len(paths) > MAX_ENTRIES:
-        problems.append(f"{environment.path}: of {len(paths)} entries only {MAX_ENTRIES} are read")
-    for path in paths[:MAX_ENTRIES]:
+    if len(files) > MAX_ENTRIES:
+        problems.append(f"{path}: of {len(files)} entries only {MAX_ENTRIES} are read")
+    for file in files[:MAX_ENTRIES]:
         try:
-            found = read_entry(_read_file(path, environment.path), path.name, source=str(path))
+            data, changed = _read_file(file, path)
+            digest.update(os.fsencode(file.name) + b"\0%d\0" % len(data) + data)
+            modified = max(modified, changed)
+            found = read_entry(data, file.name, source=str(file))
         except FormatError as error:
             problems.append(str(error))
             continue
@@ -201,7 +247,7 @@ def read_entries(environment: StoreEnvironment) -> StoreContents:
             entries.append(found)
         else:
             records.append(found)
-    return StoreContents(tuple(entries), tuple(records), tuple(problems))
+    return StoreContents(tuple(entries), tuple(records), tuple(problems), digest.hexdigest(), modified)
 
 
 def _refuse_link_out(path: Path, inside: Path) -> None:
@@ -209,14 +255,16 @@ def _refuse_link_out(path: Path, inside: Path) -> None:
         raise FormatError("a link that leaves the store is not followed", "copy what it leads to", source=str(path))
 
 
-def _read_file(path: Path, inside: Path) -> bytes:
+def _read_file(path: Path, inside: Path) -> tuple[bytes, float]:
+    """The bytes and the time of the last change."""
     try:
         _refuse_link_out(path, inside)
         if not path.is_file():
             raise FormatError("missing, or not a file", "remove it, or tune again", source=str(path))
-        if (size := path.stat().st_size) > MAX_ENTRY_BYTES:
-            raise FormatError(f"{size} bytes are more than {MAX_ENTRY_BYTES}", "remove it", source=str(path))
-        return path.read_bytes()
+        status = path.stat()
+        if status.st_size > MAX_ENTRY_BYTES:
+            raise FormatError(f"{status.st_size} bytes are more than {MAX_ENTRY_BYTES}", "remove it", source=str(path))
+        return path.read_bytes(), status.st_mtime
     except OSError as error:
         raise FormatError(f"can't be read: {error.strerror}", "check its permissions", source=str(path)) from None
 
@@ -232,10 +280,11 @@ def write_entries(
     """Add entries to a store, where FlashInfer in that environment and policy will find them.
 
     Never replaces or removes anything: where a name is taken, be it by another process in this
-    moment, what is there stays. A reader sees a whole file or none (where the file system has no
-    hard links, for a moment a part). Nothing is synced to the disk: after a loss of power an
-    entry may be empty, which FlashInfer takes for a miss. A process of FlashInfer that has
-    already missed a key does not look again.
+    moment, what is there stays. Of the given entries for one op and shape all are written or none,
+    since FlashInfer serves the first runner that has one, whichever was meant to win. A reader sees
+    a whole file or none (where the file system has no hard links, for a moment a part). Nothing is
+    synced to the disk: after a loss of power an entry may be empty, which FlashInfer takes for a
+    miss. A process of FlashInfer that has already missed a key does not look again.
 
     Parameters
     ----------
@@ -253,57 +302,32 @@ def write_entries(
     UsageError
         Undetermined facts: FlashInfer would look into another folder.
     FormatError
-        JSON has no form for a tactic or value; nothing is written then.
+        An entry that could not be read back, for its size or because JSON has no form for a tactic or
+        value; nothing is written then.
     CacheError
         The disk refuses. Entries that are written already stay; no temporary file does.
     """
-    if undetermined := environment.undetermined():
-        raise UsageError(
-            f"can't name the store's folder: {', '.join(undetermined)} not known", "give every fact with --environment"
-        )
-    manifest = {**environment.metadata(), **policy.manifest_fields(), "cache_schema": _SCHEMA}
-    folder = Path(root) / _SCHEMA / environment_hash(manifest)
-    files = [entry_file(entry, mark) for entry in entries]
-    files += [record_file(record, mark) for record in records]
+    manifest = _manifest(environment, policy)
+    folder = environment_folder(root, environment, policy)
+    shapes: dict[tuple[str, Profile], dict[Path, bytes]] = {}
+    for entry in entries:
+        shape = shapes.setdefault((entry.key.custom_op, entry.key.profile), {})
+        shape.setdefault(*_file(folder, entry_file(entry, mark)))
+    groups = [*shapes.values(), *(dict([_file(folder, record_file(record, mark))]) for record in records)]
     try:
         (folder / "entries").mkdir(parents=True, exist_ok=True)
-        _create(folder / _MANIFEST, json_bytes(manifest))
-        written = sum(_create(folder / "entries" / name, data) for name, data in files)
+        create_files({folder / _MANIFEST: json_bytes(manifest)})
+        written = sum(len(files) for files in groups if create_files(files))
     except OSError as error:
         raise CacheError(
             f"{error.filename or folder} can't be written: {error.strerror}",
             "free space, check the permissions, or name another folder",
         ) from error
-    return WriteReport(folder, written, len(files) - written)
+    return WriteReport(folder, written, sum(map(len, groups)) - written)
 
 
-def _create(path: Path, data: bytes) -> bool:
-    """Publish a new file as a whole; False, and nothing done, where its name is taken."""
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
-    if os.path.lexists(path):
-        return False
-    try:
-        temporary.write_bytes(data)
-        try:
-            path.hardlink_to(temporary)
-        except FileExistsError:
-            return False
-        except OSError:  # some file systems have no hard links
-            return _create_in_place(path, data)
-        return True
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _create_in_place(path: Path, data: bytes) -> bool:
-    try:
-        file = path.open("xb")
-    except FileExistsError:
-        return False
-    try:
-        with file:
-            file.write(data)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    return True
+def _file(folder: Path, file: tuple[str, bytes]) -> tuple[Path, bytes]:
+    name, data = file
+    if len(data) > MAX_ENTRY_BYTES:
+        raise FormatError(f"an entry of {len(data)} bytes is more than {MAX_ENTRY_BYTES}", "leave it out")
+    return folder / "entries" / name, data

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from .entry import Entry, LegacyEntry, Lookup
 from .environment import Environment
 from .errors import FormatError, UsageError
 from .flashinfer_json import MAX_FILE_BYTES, read_cache_file
+from .json_document import repeated_names
 from .managed_store import read_entries, read_store
 from .measurement_policy import DEFAULT_POLICY, MeasurementPolicy
 from .wording import count_entries, plural
@@ -39,7 +42,9 @@ class Section(Struct, frozen=True, kw_only=True):
     ``environment`` is None where the source does not name it; ``policy`` is the default where the
     format has no place for it. ``records`` counts the results of operations that tune themselves.
     ``provenance`` and ``default_raced`` are a bundle's. ``problems`` are lines, one for each thing
-    that FlashInfer would not serve.
+    that FlashInfer would not serve. ``digest`` is the sha256 of the file, or of the names and bytes of the
+    files of a store's environment, ``modified`` the time of its last change (Unix seconds). ``bundles``
+    are those that a file made by fi-tunecache names as where it comes from.
     """
 
     name: str
@@ -52,6 +57,9 @@ class Section(Struct, frozen=True, kw_only=True):
     provenance: Provenance | None = None
     default_raced: bool | None = None
     problems: tuple[str, ...] = ()
+    digest: str = ""
+    modified: float = 0.0
+    bundles: tuple[str, ...] = ()
 
 
 class Source(Struct, frozen=True):
@@ -79,7 +87,7 @@ def read_source(path: Path) -> Source:
         It is of the sort but malformed.
     """
     try:
-        data = _read_file(path)
+        data, modified = _read_file(path)
     except IsADirectoryError:
         return _read_store(path)
     if path.suffix == ".py":
@@ -91,20 +99,21 @@ def read_source(path: Path) -> Source:
             problems=(f"{plural(len(legacy), 'key')} without extras: {LegacyEntry.STATEMENT}",),
         )
         return Source(path, SourceKind.MODULE, (section,))
-    return _read_cache_file(path, data)
+    return _read_cache_file(path, data, modified)
 
 
-def _read_file(path: Path) -> bytes:
+def _read_file(path: Path) -> tuple[bytes, float]:
+    """The bytes and the time of the last change."""
     try:
         if path.is_fifo():  # opening one would wait for its writer
             raise UsageError(f"{path} is a pipe", "name a v1 file, a store, a bundle or a bundled module")
         with path.open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            if size > MAX_FILE_BYTES:
+            status = os.fstat(stream.fileno())
+            if status.st_size > MAX_FILE_BYTES:
                 raise FormatError(
-                    f"{size} bytes are more than {MAX_FILE_BYTES}", "check what wrote it", source=str(path)
+                    f"{status.st_size} bytes are more than {MAX_FILE_BYTES}", "check what wrote it", source=str(path)
                 )
-            return stream.read(MAX_FILE_BYTES + 1)
+            return stream.read(MAX_FILE_BYTES + 1), status.st_mtime
     except IsADirectoryError:
         raise
     except FileNotFoundError:
@@ -126,13 +135,16 @@ def _read_store(path: Path) -> Source:
                 entries=contents.entries,
                 records=len(contents.records),
                 problems=(*environment.problems, *contents.problems, *_entry_problems(contents.entries)),
+                digest=contents.digest,
+                modified=contents.modified,
             )
         )
     return Source(path, SourceKind.STORE, tuple(sections), store.problems)
 
 
-def _read_cache_file(path: Path, data: bytes) -> Source:
+def _read_cache_file(path: Path, data: bytes, modified: float) -> Source:
     file = read_cache_file(data, source=str(path))
+    digest = hashlib.sha256(data).hexdigest()
     ours = (file.metadata or {}).get(MARK)
     if isinstance(ours, Mapping) and "provenance" in ours:
         bundle = read_bundle(data, source=str(path))
@@ -145,9 +157,12 @@ def _read_cache_file(path: Path, data: bytes) -> Source:
             provenance=bundle.provenance,
             default_raced=bundle.default_raced,
             problems=tuple(_entry_problems(file.entries)),
+            digest=digest,
+            modified=modified,
         )
         return Source(path, SourceKind.BUNDLE, (section,))
-    problems = list(_entry_problems(file.entries))
+    problems = _entry_problems(file.entries)
+    problems += [f"{name[:200]} stands there twice, and the last counts" for name in repeated_names(data)]
     if file.legacy:
         problems.insert(0, f"{plural(len(file.legacy), 'key')} without extras: {LegacyEntry.STATEMENT}")
     environment, said = _environment(file.metadata)
@@ -158,8 +173,18 @@ def _read_cache_file(path: Path, data: bytes) -> Source:
         legacy=file.legacy,
         records=len(file.records),
         problems=(*said, *problems),
+        digest=digest,
+        modified=modified,
+        bundles=_bundles(ours),
     )
     return Source(path, SourceKind.CACHE_FILE if ours is None else SourceKind.PULLED, (section,))
+
+
+def _bundles(mark: object) -> tuple[str, ...]:
+    """The ids of the bundles that the mark of a pulled file names."""
+    named = mark.get("bundles") if isinstance(mark, Mapping) else None
+    digests = re.findall(r"\b[0-9a-f]{64}\b", " ".join(map(str, named)) if isinstance(named, list) else "")
+    return tuple(dict.fromkeys(digest[:16] for digest in digests))
 
 
 def _environment(metadata: Mapping[str, Any] | None) -> tuple[Environment | None, tuple[str, ...]]:

@@ -52,83 +52,127 @@ def commit(
     Raises
     ------
     RegistryError
-        The target can't be reached, refuses, is too busy, or does not hold what was written to it.
+        The target can't be reached, refuses, is too busy, or does not hold what was written to it. The message
+        says so where it may have been written, or is.
+    FormatError, CacheError, UsageError
+        What the target raises; nothing is written then.
     """
-    notices: list[str] = []
-    attempts = uncertain = 0
-    changed = False
-    unchecked: Snapshot | None = None
-    while True:
-        snapshot = target.snapshot()
-        written: Written | None = None
-        files = files_to_write(edit, snapshot, target.title)
-        if files:
-            attempts += 1
-            try:
-                written = target.write(files, snapshot, message, create_pr=create_pr)
-            except StaleError as error:
-                _pause(error, attempts, deadline, sleep)
-                continue
-            except UncertainError as error:
-                uncertain += 1
-                if create_pr or uncertain > _MAX_UNCERTAIN or not deadline.remaining():
-                    raise RegistryError(
-                        f"{error.error.problem}; it may have written all the same",
-                        f"look at {target.name}, or publish again: nothing is written twice",
-                    ) from None
-                unchecked = unchecked or snapshot
-                _pause(StaleError(error.error), attempts, deadline, sleep)
-                continue
-            changed = True
-            unchecked = unchecked or snapshot
-        elif unchecked is not None and snapshot.revision is not None:
-            changed = True
-            written = Written(snapshot.revision)
-            notices.append(f"{target.name} reported a failure, but had written")
-        if written is None:
-            return Outcome(snapshot.revision or "", changed, attempts, notices=tuple(notices))
-        _check(target, edit, written)
-        if unchecked is not None and not create_pr:
-            overwritten = _overwritten(target, unchecked, written, notices)
-            unchecked = None
-            if overwritten:
-                notices.append(f"{target.name} let a stale write pass: what others had published is put back")
-                for manifests in overwritten:
-                    edit = edit.with_manifests(manifests)
-                continue
-        return Outcome(written.revision, changed, attempts, written.pull_request, tuple(notices))
-
-
-def _pause(error: StaleError, attempts: int, deadline: Deadline, sleep: Callable[[float], None]) -> None:
-    if error.pause is None:
-        pause = random.uniform(0, min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempts))
-    else:
-        pause = error.pause * random.uniform(1, 1.2)
-    if pause >= deadline.remaining():
-        raise error.error from None
-    sleep(pause)
-
-
-def _check(target: Target, edit: Edit, written: Written) -> None:
-    if not edit.done_in(target.snapshot(written.revision).manifests):
-        raise RegistryError(
-            f"{target.name}: what was written is not there when it is read back, at {written.revision[:12]}",
-            "publish again; tell whoever runs the Hub",
-        )
-
-
-def _overwritten(
-    target: Target, parent: Snapshot, written: Written, notices: list[str]
-) -> list[Mapping[Folder, Manifest]]:
-    """The states in between of which what was written does not hold everything."""
+    attempt = _Attempt(target, edit, message, deadline, create_pr, sleep)
     try:
-        between = target.between(parent, written.revision)
-        now = target.snapshot(written.revision).manifests if between else {}
+        return attempt.run()
     except FiTuneCacheError as error:
-        notices.append(f"it can't be told whether others' rows were overwritten ({error})")
-        return []
-    return [
-        manifests
-        for manifests in between
-        if not Edit({folder: manifest.bundles for folder, manifest in manifests.items()}).done_in(now)
-    ]
+        if attempt.doubt is None:
+            raise
+        state, next_step = attempt.doubt
+        raise RegistryError(f"{error.problem}; {state}", next_step) from error
+
+
+class _Attempt:
+    """``doubt`` is what whoever gets an error must be told too, and what to do then."""
+
+    def __init__(
+        self,
+        target: Target,
+        edit: Edit,
+        message: str,
+        deadline: Deadline,
+        create_pr: bool,
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._target = target
+        self._edit = edit
+        self._message = message
+        self._deadline = deadline
+        self._create_pr = create_pr
+        self._sleep = sleep
+        self._attempts = 0
+        self._uncertain = 0
+        self._unchecked: Snapshot | None = None
+        """What the first write was built on of which it is not known yet what it has overwritten."""
+        self._notices: list[str] = []
+        self._owed: tuple[str, str] | None = None
+        """What to tell as long as others' rows are to be put back."""
+        self.doubt: tuple[str, str] | None = None
+
+    def run(self) -> Outcome:
+        changed = False
+        while True:
+            snapshot = self._target.snapshot()
+            files = files_to_write(self._edit, snapshot, self._target.title, self._target.address)
+            if files:
+                written = self._write(files, snapshot)
+                if written is None:
+                    continue
+                self._read_back(written)
+            else:
+                written = Written(snapshot.revision or "")
+                if self._unchecked is not None:
+                    self._notices.append(f"{self._target.name} reported a failure, but had written")
+            changed = changed or self._unchecked is not None
+            if not self._has_overwritten(written):
+                return Outcome(written.revision, changed, self._attempts, written.pull_request, tuple(self._notices))
+
+    def _write(self, files: Mapping[str, bytes], snapshot: Snapshot) -> Written | None:
+        """None where it is worth another try."""
+        self._attempts += 1
+        self.doubt = self._owed
+        try:
+            written = self._target.write(files, snapshot, self._message, create_pr=self._create_pr)
+        except StaleError as error:
+            self._pause(error.error, error.pause or 0.0)
+            return None
+        except UncertainError as error:
+            self._uncertain += 1
+            self._unchecked = self._unchecked or snapshot
+            next_step = "look for its pull request first" if self._create_pr else "publish again: it does no harm"
+            self.doubt = self._owed or ("it may have written all the same", next_step)
+            if self._create_pr or self._uncertain > _MAX_UNCERTAIN:
+                raise error.error from None
+            self._pause(error.error)
+            return None
+        self._unchecked = self._unchecked or snapshot
+        return written
+
+    def _pause(self, error: FiTuneCacheError, at_least: float = 0.0) -> None:
+        pause = at_least + random.uniform(0, min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._attempts, 10)))
+        if pause >= self._deadline.remaining():
+            raise error
+        self._sleep(pause)
+
+    def _read_back(self, written: Written) -> None:
+        commit = written.revision[:12]
+        self.doubt = self._owed or (f"it was written, at {commit}, but not read back", "publish again: it does no harm")
+        there = self._target.manifests(written.revision, self._edit.rows)
+        self.doubt = self._owed
+        if not self._edit.done_in(there):
+            raise RegistryError(
+                f"{self._target.name}: what was written is not there when it is read back, at {commit}",
+                "publish again; tell whoever runs the Hub",
+            )
+
+    def _has_overwritten(self, written: Written) -> bool:
+        """Whether others' rows are to be put back, which the edit will do then."""
+        parent, self._unchecked = self._unchecked, None
+        if parent is None or self._create_pr:
+            return False
+        lost = self._overwritten(parent, written)
+        for manifests in lost:
+            self._edit = self._edit.with_manifests(manifests)
+        if lost:
+            self._notices.append(f"{self._target.name} let a stale write pass: what others had published is put back")
+            self.doubt = self._owed = (
+                "what others had published meanwhile is overwritten, and could not be put back",
+                "let them publish again, and tell whoever runs the Hub that it ignores parent_commit",
+            )
+        return bool(lost)
+
+    def _overwritten(self, parent: Snapshot, written: Written) -> list[Mapping[Folder, Manifest]]:
+        """The states in between of which what was written does not hold everything."""
+        folders = self._edit.rows
+        try:
+            between = self._target.between(parent, written.revision, folders)
+            now = self._target.manifests(written.revision, folders) if between else {}
+        except FiTuneCacheError as error:
+            self._notices.append(f"it can't be told whether others' rows were overwritten ({error})")
+            return []
+        return [manifests for manifests in between if not Edit({}).with_manifests(manifests).done_in(now)]

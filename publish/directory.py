@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import filelock
@@ -19,7 +19,7 @@ from fi_tunecache.registry import Registry
 from fi_tunecache.registry_tree import DESCRIPTOR, DirectoryTree
 
 from .commit import commit
-from .registry_edit import CARD, MAX_CARD_BYTES, Edit, Snapshot
+from .registry_edit import Edit, Snapshot, read_card
 from .target import StaleError, Written
 
 __all__ = ["DirectoryTarget", "add_bundles"]
@@ -35,24 +35,23 @@ class DirectoryTarget:
     written before the manifest that names it.
     """
 
-    def __init__(self, root: Path, name: str | None = None, *, title: str | None = None) -> None:
+    def __init__(
+        self, root: Path, name: str | None = None, *, title: str | None = None, address: str | None = None
+    ) -> None:
         self._root = root
         self._tree = DirectoryTree(root, name or str(root))
-        self._title = title or root.resolve().name
+        last = root.resolve().name
+        self.title = title or last
+        self.address = address or f"./{last}"
 
     @property
     def name(self) -> str:
         return self._tree.name
 
-    @property
-    def title(self) -> str:
-        return self._title
-
-    def snapshot(self, revision: str | None = None) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         registry = Registry(self._tree)
         manifests = {folder: registry.manifest(folder) for folder in registry.folders()}
         descriptor = registry.descriptor() if (self._root / DESCRIPTOR).exists() else None
-        card = self._tree.read(CARD, MAX_CARD_BYTES)
         digest = hashlib.sha256()
         for folder, manifest in manifests.items():
             digest.update(f"{folder}\n".encode() + write_manifest(manifest))
@@ -60,8 +59,15 @@ class DirectoryTarget:
             None if descriptor is None else digest.hexdigest()[:40],
             manifests,
             descriptor,
-            None if card is None else card.decode(errors="replace"),
+            read_card(self._tree),
         )
+
+    def manifests(self, revision: str, folders: Iterable[Folder]) -> Mapping[Folder, Manifest]:
+        registry = Registry(self._tree)
+        return {folder: registry.manifest(folder) for folder in folders}
+
+    def tree(self, snapshot: Snapshot) -> DirectoryTree:
+        return self._tree
 
     def write(self, files: Mapping[str, bytes], parent: Snapshot, message: str, *, create_pr: bool) -> Written:
         if create_pr:
@@ -73,7 +79,9 @@ class DirectoryTarget:
                 write_atomic(self._root / path, data, advice=_ADVICE)
             return Written(self.snapshot().revision or "")
 
-    def between(self, parent: Snapshot, revision: str) -> Sequence[Mapping[Folder, Manifest]]:
+    def between(
+        self, parent: Snapshot, revision: str, folders: Iterable[Folder]
+    ) -> Sequence[Mapping[Folder, Manifest]]:
         return ()
 
     @contextlib.contextmanager
@@ -90,8 +98,10 @@ class DirectoryTarget:
             raise CacheError(f"{self._root} can't be written ({error.strerror})", _ADVICE) from error
 
 
-def add_bundles(root: Path, title: str, bundles: Sequence[Bundle]) -> list[BundleRow]:
+def add_bundles(root: Path, title: str, bundles: Sequence[Bundle], *, address: str | None = None) -> list[BundleRow]:
     """Add bundles to the registry below ``root``, which is made under that title if there is none.
+
+    ``address`` is how its users will name it, for its card.
 
     Each bundle is read back from its bytes before anything is written, so what is added keeps
     the rules. Adding the same bundle again changes nothing.
@@ -123,5 +133,5 @@ def add_bundles(root: Path, title: str, bundles: Sequence[Bundle]) -> list[Bundl
         ordered.append(row)
         rows[folder] = (*rows.get(folder, ()), row)
         files[f"{folder}/{row.file}"] = data
-    commit(DirectoryTarget(root, title=title), Edit(rows, files), "Add bundles", deadline=Deadline(60))
+    commit(DirectoryTarget(root, title=title, address=address), Edit(rows, files), "Add bundles", deadline=Deadline(60))
     return ordered

@@ -1,84 +1,201 @@
-"""Turn what FlashInfer has saved into bundles: one for each environment and measurement policy."""
+"""Turn what FlashInfer has saved into bundles: one for each environment and measurement policy. Pure: no I/O, no clock.
+
+1. Each section of a source is checked: what must not be published refuses it (:mod:`.admission`).
+2. Sections of one environment, as facts are compared, and one policy belong together, whatever file they are in.
+3. Of several answers to a key one counts, or the conflict stays open (:mod:`.conflicts`).
+4. The recorded lookups are answered, and of each shape what can be served is kept (:mod:`.shapes`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from fi_tunecache.bundle import MARK, Bundle, Provenance
-from fi_tunecache.errors import FormatError
+import msgspec
+from msgspec import Struct
+
+from fi_tunecache.bundle import Bundle, Provenance
+from fi_tunecache.environment import Environment
+from fi_tunecache.errors import FormatError, UsageError
+from fi_tunecache.managed_store import environment_hash
+from fi_tunecache.measurement_policy import MeasurementPolicy
 from fi_tunecache.source import Section, Source, SourceKind
-from fi_tunecache.wording import count_entries
 
-from .recorded_lookups import Question, answer
+from .admission import Admitted, admit_bundle, admit_section
+from .conflicts import Conflict, Found, OnConflict, settle
+from .identity import compared_facts
+from .left_out import LeftOut, Reason, summarise
+from .published import Published
+from .recorded_lookups import Question
+from .shapes import shape_entries
 
-__all__ = ["gather"]
+__all__ = ["Gathered", "gather"]
+
+_SAVED_BY = {
+    SourceKind.CACHE_FILE: "v1 file saved by flashinfer.autotune",
+    SourceKind.PULLED: "v1 file saved by flashinfer.autotune",
+    SourceKind.STORE: "managed store written by flashinfer.autotune_v2",
+}
+
+
+class Gathered(Struct, frozen=True, kw_only=True):
+    """What the sources have for one environment and policy.
+
+    ``bundle`` is None where everything is left out or one of the ``conflicts`` is open. ``sources`` are paths.
+    ``read`` counts the entries in them, ``same`` those that another source has just so; unless a conflict is open,
+    each of the rest is in the bundle or in ``left_out``. ``data`` are the bytes of a bundle that was itself the
+    source, and None for one that was gathered.
+    """
+
+    environment: Environment
+    policy: MeasurementPolicy
+    bundle: Bundle | None
+    sources: tuple[str, ...]
+    read: int
+    same: int = 0
+    left_out: tuple[LeftOut, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
+    data: bytes | None = None
+
+
+class _Member(Struct, frozen=True):
+    """An admitted section and the source that it is of."""
+
+    source: Source
+    section: Section
+    admitted: Admitted
 
 
 def gather(
-    source: Source,
+    sources: Iterable[Source],
     provenance: Provenance,
     *,
-    default_raced: bool | None,
+    published: Published = Published(),  # noqa: B008 - frozen
+    on_conflict: OnConflict = OnConflict.ERROR,
+    skip_pulled: bool = False,
     questions: Sequence[Question] = (),
     trust_winners: bool = True,
-) -> list[Bundle]:
-    """Make a bundle of each section of a source.
+    default_raced: bool | None = None,
+) -> tuple[Gathered, ...]:
+    """Make a bundle for each environment and measurement policy; bundles stay what they are.
+
+    The order of the sources does not matter, and naming one twice changes nothing.
 
     Parameters
     ----------
-    source
-        A v1 file or a managed store.
+    sources
+        v1 files, managed stores and bundles.
     provenance
-        What is known of the tuning run; the same for all sections.
-    default_raced
-        Whether FlashInfer's default took part in the race (it does under ``autotune_v2``).
+        What is known of the tuning run. ``source`` and ``digests`` are filled in here.
+    published
+        What entries may have been pulled from; see :func:`~fi_tunecache.publish.admission.admit_section`.
+    on_conflict
+        See :func:`~fi_tunecache.publish.conflicts.settle`. Open conflicts raise nothing here: they are to be shown,
+        and :func:`~fi_tunecache.publish.plan.make_plan` refuses them.
+    skip_pulled
+        Leave out what came from a registry, where otherwise its source is refused.
     questions
-        Recorded lookups, answered by each section's entries.
+        Recorded lookups, answered by the entries of each environment and policy.
     trust_winners
         See :func:`~fi_tunecache.publish.recorded_lookups.answer`.
+    default_raced
+        Whether FlashInfer's default took part in the race. None: it did for what stands in a managed store (only
+        ``autotune_v2`` writes one), and it is not known for a v1 file.
 
     Raises
     ------
+    UsageError
+        A source holds what must not be published.
     FormatError
-        The source can't be published: it names no environment or not all of it, holds nothing,
-        something that FlashInfer would not serve, or something that was pulled rather than tuned.
+        A source is damaged, or recorded winners are not what the entries give.
     """
-    if source.kind not in (SourceKind.CACHE_FILE, SourceKind.STORE):
-        raise FormatError(
-            f"a {source.kind.value} can't be published", "name what FlashInfer saved", source=str(source.path)
-        )
-    bundles = [
-        _bundle(source, section, provenance, default_raced, questions, trust_winners) for section in source.sections
+    given: dict[str, Gathered] = {}
+    groups: dict[tuple[object, MeasurementPolicy], list[_Member]] = {}
+    for _, source in sorted({str(source.path): source for source in sources}.items()):
+        if source.kind is SourceKind.BUNDLE:
+            bundle, data = admit_bundle(source)
+            given[source.sections[0].digest] = Gathered(
+                environment=bundle.environment,
+                policy=bundle.policy,
+                bundle=bundle,
+                sources=(str(source.path),),
+                read=len(bundle.entries),
+                data=data,
+            )
+            continue
+        if source.problems:
+            raise FormatError(f"can't be published: {source.problems[0]}", "", source=str(source.path))
+        if not source.sections:
+            raise UsageError(f"{source.path} can't be published: it holds no environment", "tune into it first")
+        for section in source.sections:
+            admitted = admit_section(source, section, published, skip_pulled=skip_pulled)
+            group = groups.setdefault((compared_facts(admitted.environment), section.policy), [])
+            group.append(_Member(source, section, admitted))
+    gathered = [
+        _gather(members, provenance, on_conflict, questions, trust_winners, default_raced)
+        for members in groups.values()
     ]
-    if not bundles or source.problems:
-        raise FormatError("; ".join(source.problems) or "holds no environment", source=str(source.path))
-    return bundles
+    return tuple(sorted((*gathered, *given.values()), key=_order))
 
 
-def _bundle(
-    source: Source,
-    section: Section,
+def _order(gathered: Gathered) -> tuple[object, ...]:
+    """By FlashInfer's version and the GPU, then as a managed store names the environment and the policy."""
+    facts = gathered.environment.metadata()
+    name = environment_hash({**facts, **gathered.policy.manifest_fields()})
+    return facts["flashinfer_version"], facts["gpu"], name, gathered.sources
+
+
+def _gather(
+    members: Sequence[_Member],
     provenance: Provenance,
-    default_raced: bool | None,
+    on_conflict: OnConflict,
     questions: Sequence[Question],
     trust_winners: bool,
-) -> Bundle:
-    if section.problems or section.environment is None or not section.entries:
-        problem = section.problems[0] if section.problems else "no entries"
-        raise FormatError(f"can't be published: {problem}", "tune again", source=f"{source.path} ({section.name})")
-    # FlashInfer 0.7.4 keeps our mark on an entry when it saves a pulled file again, but not the file's own.
-    pulled = [entry for entry in section.entries if MARK in (entry.selection or {})]
-    if pulled:
-        raise FormatError(
-            f"can't be published: {count_entries(len(pulled))} pulled, not tuned, e.g. {pulled[0].key.text[:120]}",
-            "remove them, or tune without fi-tunecache",
-            source=f"{source.path} ({section.name})",
-        )
-    return Bundle(
-        environment=section.environment,
-        entries={entry.key.text: entry for entry in section.entries},
-        provenance=provenance,
-        policy=section.policy,
-        lookups=answer(questions, section.entries, trust_winners=trust_winners),
-        default_raced=default_raced,
+    default_raced: bool | None,
+) -> Gathered:
+    settled = settle(
+        (
+            Found(entry, str(member.source.path), member.section.modified)
+            for member in members
+            for entry in member.admitted.entries
+        ),
+        on_conflict,
+    )
+    is_open = any(conflict.chosen is None for conflict in settled.conflicts)
+    never = [item for member in members for item in member.admitted.left_out]
+    pulled = [item.entry for item in never if item.cause is Reason.PULLED]
+    shaped = shape_entries(
+        () if is_open else settled.entries, pulled, () if is_open else questions, trust_winners=trust_winners
+    )
+    raced = {
+        (True if member.source.kind is SourceKind.STORE else None) if default_raced is None else default_raced
+        for member in members
+    }
+    # Environments that are compared as one may differ in what does not count; which of them is written must not
+    # depend on the order of the sources.
+    environment = min((item.admitted.environment for item in members), key=lambda item: sorted(item.metadata().items()))
+    policy = members[0].section.policy
+    bundle = Bundle(
+        environment=environment,
+        entries={entry.key.text: entry for entry in shaped.entries},
+        provenance=msgspec.structs.replace(
+            provenance,
+            source=" and ".join(sorted({_SAVED_BY[member.source.kind] for member in members})),
+            digests=tuple(sorted({member.section.digest for member in members})),
+        ),
+        policy=policy,
+        lookups=shaped.lookups,
+        default_raced=raced.pop() if len(raced) == 1 else None,
+    )
+    return Gathered(
+        environment=environment,
+        policy=policy,
+        bundle=bundle if bundle.entries else None,
+        sources=tuple(sorted({str(member.source.path) for member in members})),
+        read=sum(len(member.section.entries) for member in members),
+        same=settled.same,
+        left_out=summarise(
+            (*never, *settled.left_out, *shaped.left_out),
+            records=sum(member.section.records for member in members),
+        ),
+        conflicts=settled.conflicts,
     )

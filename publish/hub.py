@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
 from msgspec import Struct
 
 from fi_tunecache.errors import UsageError
@@ -23,11 +24,11 @@ from fi_tunecache.hub_messages import (
 )
 from fi_tunecache.hub_name import HubName
 from fi_tunecache.hub_process import HubError
-from fi_tunecache.manifest import Manifest
+from fi_tunecache.manifest import Manifest, RegistryDescriptor
 from fi_tunecache.registry import Registry
 from fi_tunecache.registry_tree import DESCRIPTOR
 
-from .registry_edit import CARD, MAX_CARD_BYTES, Snapshot
+from .registry_edit import CARD, Snapshot, read_card
 from .target import StaleError, UncertainError, Written
 
 __all__ = ["HubTarget"]
@@ -39,8 +40,9 @@ _UNCERTAIN = ("crashed", "deadline", "server", "unreachable", "not_a_hub")
 class _Seen(Struct):
     """What was read already, by the name of its content: another attempt reads only what has changed."""
 
-    manifests: dict[str, Manifest]
-    cards: dict[str, str]
+    manifests: dict[tuple[Folder, str], Manifest]
+    descriptors: dict[str, RegistryDescriptor]
+    cards: dict[str, str | None]
 
 
 class HubTarget:
@@ -53,61 +55,71 @@ class HubTarget:
         if access.offline:
             raise UsageError(f"{name} can't be written while the Hub may not be asked", "unset HF_HUB_OFFLINE")
         self._name = name
+        self.title = self.address = str(HubName(self._hub.repository))
         self._access = access
         self._private = private
         self._process = access.process(name)
-        self._seen = _Seen({}, {})
+        self._seen = _Seen({}, {}, {})
 
     @property
     def name(self) -> str:
         return self._name
 
-    @property
-    def title(self) -> str:
-        return str(HubName(self._hub.repository))
+    def tree(self, snapshot: Snapshot) -> HubTree:
+        return self._at(snapshot.revision or "")
 
-    def tree(self, revision: str) -> HubTree:
-        """The registry at a commit, to read from."""
-        return HubTree(str(self._hub.at(revision)), self._access, self._process)
+    def _at(self, commit: str) -> HubTree:
+        return HubTree(str(self._hub.at(commit)), self._access, self._process)
 
-    def snapshot(self, revision: str | None = None) -> Snapshot:
-        commit = revision or self._head()
-        if commit is None:
-            return Snapshot(None)
-        tree = self.tree(commit)
-        registry = Registry(tree)
-        oids = {file.path: file.oid for file in tree.files()}
-        manifests = {}
-        for folder in folders_among(oids):
-            oid = oids[f"{folder}/manifest.json"]
-            if oid not in self._seen.manifests:
-                self._seen.manifests[oid] = registry.manifest(folder)
-            manifests[folder] = self._seen.manifests[oid]
-        descriptor = registry.descriptor() if DESCRIPTOR in oids else None
-        card = oids.get(CARD)
-        if card is not None and card not in self._seen.cards:
-            self._seen.cards[card] = (tree.read(CARD, MAX_CARD_BYTES) or b"").decode(errors="replace")
-        return Snapshot(commit, manifests, descriptor, None if card is None else self._seen.cards[card])
-
-    def _head(self) -> str | None:
+    def snapshot(self) -> Snapshot:
         try:
-            return self._process.ask(AskHead(self._hub.revision), Head).commit
+            commit = self._process.ask(AskHead(self._hub.revision), Head).commit
         except HubError as error:
             if error.failure.kind == "no_repository":
-                return None
+                return Snapshot(None)
             raise error.error from None
+        return self._snapshot_at(commit)
+
+    def _snapshot_at(self, commit: str) -> Snapshot:
+        tree, seen = self._at(commit), self._seen
+        registry = Registry(tree)
+        oids = {file.path: file.oid for file in tree.files()}
+        wanted = {(folder, oids[f"{folder}/manifest.json"]): None for folder in folders_among(oids)}
+        unseen = [at for at in wanted if at not in seen.manifests]
+        tree.prefetch(f"{folder}/manifest.json" for folder, _ in unseen)
+        seen.manifests.update({(folder, oid): registry.manifest(folder) for folder, oid in unseen})
+        descriptor, card = oids.get(DESCRIPTOR), oids.get(CARD)
+        if descriptor is not None and descriptor not in seen.descriptors:
+            seen.descriptors[descriptor] = registry.descriptor()
+        if card is not None and card not in seen.cards:
+            seen.cards[card] = read_card(tree)
+        return Snapshot(
+            commit,
+            {folder: seen.manifests[folder, oid] for folder, oid in wanted},
+            None if descriptor is None else seen.descriptors[descriptor],
+            None if card is None else seen.cards[card],
+        )
+
+    def manifests(self, revision: str, folders: Iterable[Folder]) -> Mapping[Folder, Manifest]:
+        registry = Registry(self._at(revision))
+        return {folder: registry.manifest(folder) for folder in folders}
 
     def write(self, files: Mapping[str, bytes], parent: Snapshot, message: str, *, create_pr: bool) -> Written:
-        before, branch = parent.revision, self._hub.revision
         try:
-            if before is None:
-                self._process.ask(CreateRepository(private=self._private), Done)
-                before = self._process.ask(AskHead(branch), Head).commit
-            question = MakeCommit(branch, before, dict(files), message, create_pr)
+            commit = parent.revision or self._create(parent)
+            question = MakeCommit(self._hub.revision, commit, dict(files), message, create_pr)
             made = self._process.ask(question, Committed)
         except HubError as error:
             raise self._classified(error) from None
         return Written(made.commit, made.pull_request)
+
+    def _create(self, parent: Snapshot) -> str:
+        """Make the repository; its first commit. Raises StaleError where somebody else has, and written there."""
+        self._process.ask(CreateRepository(private=self._private), Done)
+        commit = self._process.ask(AskHead(self._hub.revision), Head).commit
+        if msgspec.structs.replace(self._snapshot_at(commit), revision=None) != parent:
+            raise StaleError(hub_error(self._name, Failure("stale")))
+        return commit
 
     def _classified(self, error: HubError) -> Exception:
         failure: Failure = error.failure
@@ -117,11 +129,13 @@ class HubTarget:
             return UncertainError(error.error)
         return error.error
 
-    def between(self, parent: Snapshot, revision: str) -> Sequence[Mapping[Folder, Manifest]]:
+    def between(
+        self, parent: Snapshot, revision: str, folders: Iterable[Folder]
+    ) -> Sequence[Mapping[Folder, Manifest]]:
         with hub_errors():
             history = self._process.ask(AskHistory(revision), History).commits
         if parent.revision is None:  # it was made here: whatever came before ours is somebody else's
-            return [self.snapshot(commit).manifests for commit in history[1:]]
+            return [self.manifests(commit, folders) for commit in history[1:]]
         if parent.revision not in history:
             raise hub_error(self._name, Failure("missing", detail=f"its history does not show {parent.revision[:12]}"))
-        return [self.snapshot(commit).manifests for commit in history[1 : history.index(parent.revision)]]
+        return [self.manifests(commit, folders) for commit in history[1 : history.index(parent.revision)]]

@@ -9,17 +9,19 @@ checked, not trusted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from fi_tunecache.entry import Entry, Lookup, Tactic, read_tactic
-from fi_tunecache.errors import FormatError
+from fi_tunecache.errors import FormatError, UsageError
 from fi_tunecache.json_document import decode_json, naming
 from fi_tunecache.key import MAX_NESTING, Dtype, Extra, Key, Profile
+from fi_tunecache.source import SourceKind, read_source
 
-__all__ = ["Question", "answer", "read_questions"]
+__all__ = ["Question", "answer", "questions_at", "questions_of", "read_questions"]
 
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
@@ -53,6 +55,42 @@ def read_questions(data: bytes, *, source: str = "") -> tuple[Question, ...]:
         except msgspec.ValidationError as error:
             raise FormatError(f"not recorded lookups ({error})", "record them again") from None
         return tuple(map(_question, records))
+
+
+def questions_of(lookups: Iterable[Lookup]) -> tuple[Question, ...]:
+    """The questions of a bundle's lookups, without the answers: the same calls, tuned again."""
+    return tuple(
+        Question(
+            custom_op=lookup.custom_op,
+            runners=tuple((key.runner, key.extras) for key in lookup.keys),
+            shapes=lookup.profile,
+            bucketed=True,
+        )
+        for lookup in lookups
+    )
+
+
+def questions_at(path: Path) -> tuple[Question, ...]:
+    """Read a file of recorded lookups, or take those of a bundle.
+
+    Raises
+    ------
+    UsageError
+        There is no such file, it can't be read, or it is a v1 file or a store, which hold no lookups.
+    FormatError
+        It is malformed.
+    """
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path} can't be read ({error.strerror})", "name a file of recorded lookups") from error
+    if data.lstrip()[:1] != b"{":
+        return read_questions(data, source=str(path))
+    source = read_source(path)
+    if source.kind is not SourceKind.BUNDLE:
+        raise UsageError(f"{path} is a {source.kind.value} and holds no lookups", "name recorded lookups, or a bundle")
+    return questions_of(source.sections[0].lookups)
 
 
 def _question(record: _Record) -> Question:

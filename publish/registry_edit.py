@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from fi_tunecache.errors import FormatError
 from fi_tunecache.folder import Folder
 from fi_tunecache.manifest import (
     BundleRow,
@@ -15,22 +16,22 @@ from fi_tunecache.manifest import (
     write_descriptor,
     write_manifest,
 )
-from fi_tunecache.registry_tree import DESCRIPTOR
+from fi_tunecache.registry_tree import DESCRIPTOR, RegistryTree
 
 from .card import dataset_card
 from .coverage_image import coverage_svg
 
-__all__ = ["CARD", "COVERAGE", "MAX_CARD_BYTES", "Edit", "Snapshot", "files_to_write"]
+__all__ = ["CARD", "COVERAGE", "Edit", "Snapshot", "files_to_write", "read_card"]
 
 CARD = "README.md"
 COVERAGE = "coverage.svg"
-MAX_CARD_BYTES = 4 * 1024 * 1024
+_MAX_CARD_BYTES = 4 * 1024 * 1024
 
 
 class Edit(Struct, frozen=True):
     """``rows`` are added, or mark as yanked what is there (see :meth:`Manifest.with_rows`); ``files`` are the
-    bytes of new bundles by path. Applying it twice, or in another order with others, gives the same.
-    ``serials`` are those that the changed manifests must be beyond."""
+    bytes of new bundles by path. Applying it twice, or in another order with others, gives the same rows.
+    ``serials`` are those that the manifests must not be behind."""
 
     rows: Mapping[Folder, tuple[BundleRow, ...]]
     files: Mapping[str, bytes] = {}
@@ -46,11 +47,17 @@ class Edit(Struct, frozen=True):
 
     def done_in(self, manifests: Mapping[Folder, Manifest]) -> bool:
         """Whether manifests hold all of it."""
-        return all(
-            manifest.with_rows(rows) is manifest
-            for folder, rows in self.rows.items()
-            for manifest in (manifests.get(folder, Manifest()),)
-        )
+        return not self.applied_to(manifests)
+
+    def applied_to(self, manifests: Mapping[Folder, Manifest]) -> dict[Folder, Manifest]:
+        """The manifests that it changes, as it leaves them."""
+        changed = {}
+        for folder, rows in self.rows.items():
+            before = manifests.get(folder, Manifest())
+            now = before.with_rows(rows, after=self.serials.get(folder, 0))
+            if now is not before:
+                changed[folder] = now
+        return changed
 
 
 class Snapshot(Struct, frozen=True):
@@ -62,31 +69,36 @@ class Snapshot(Struct, frozen=True):
     card: str | None = None
 
 
-def files_to_write(edit: Edit, snapshot: Snapshot, title: str) -> dict[str, bytes]:
-    """Everything that one commit must write, bundles first, manifests last; nothing where the edit is done already.
+def read_card(tree: RegistryTree) -> str | None:
+    """The card that is there. Raises FormatError where it is no text: what others wrote in it could not be kept."""
+    data = tree.read(CARD, _MAX_CARD_BYTES)
+    try:
+        return None if data is None else data.decode()
+    except UnicodeDecodeError:
+        raise FormatError("not UTF-8 text", "save it as UTF-8", source=f"{tree.name}/{CARD}") from None
 
-    ``title`` names the registry in what is written.
+
+def files_to_write(edit: Edit, snapshot: Snapshot, title: str, address: str) -> dict[str, bytes]:
+    """Everything that one commit must write, bundles before manifests; nothing where the edit is done already.
+
+    ``title`` is what a new registry is called, ``address`` how its users name it.
     """
-    files: dict[str, bytes] = {}
-    manifests = dict(snapshot.manifests)
-    for folder, rows in edit.rows.items():
-        before = manifests.get(folder, Manifest())
-        now = before.with_rows(rows, after=edit.serials.get(folder, 0))
-        if now is not before:
-            there = {row.file for row in before.bundles}
-            new = [f"{folder}/{row.file}" for row in now.bundles if row.file not in there]
-            files.update({path: edit.files[path] for path in new if path in edit.files})
-            manifests[folder] = now
-    if manifests == snapshot.manifests:
+    changed = edit.applied_to(snapshot.manifests)
+    if not changed and snapshot.descriptor is not None:
         return {}
+    files: dict[str, bytes] = {}
     descriptor = snapshot.descriptor or RegistryDescriptor(title)
     if snapshot.descriptor is None:
         files[DESCRIPTOR] = write_descriptor(descriptor)
+    for folder, manifest in changed.items():
+        there = {row.file for row in snapshot.manifests.get(folder, Manifest()).bundles}
+        new = [f"{folder}/{row.file}" for row in manifest.bundles if row.file not in there]
+        files.update({path: edit.files[path] for path in new if path in edit.files})
+    manifests = {**snapshot.manifests, **changed}
     files[COVERAGE] = coverage_svg(manifests)
-    files[CARD] = dataset_card(title, descriptor, manifests, snapshot.card).encode()
-    for folder in edit.rows:
-        if manifests[folder] is not snapshot.manifests.get(folder):
-            data = write_manifest(manifests[folder])
-            read_manifest(data, folder)
-            files[f"{folder}/manifest.json"] = data
+    files[CARD] = dataset_card(address, descriptor, manifests, snapshot.card).encode()
+    for folder, manifest in changed.items():
+        data = write_manifest(manifest)
+        read_manifest(data, folder)
+        files[f"{folder}/manifest.json"] = data
     return files

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -10,6 +10,7 @@ from msgspec import Struct
 from fi_tunecache.errors import FiTuneCacheError
 from fi_tunecache.folder import Folder
 from fi_tunecache.manifest import Manifest
+from fi_tunecache.registry_tree import RegistryTree
 
 from .registry_edit import Snapshot
 
@@ -52,10 +53,20 @@ class Target(Protocol):
 
     @property
     def title(self) -> str:
-        """As it stands in what is written: no path of this machine."""
+        """What it is called in what is written."""
 
-    def snapshot(self, revision: str | None = None) -> Snapshot:
-        """The registry now, or at a revision. Raises FiTuneCacheError where it can't be read."""
+    @property
+    def address(self) -> str:
+        """How its users may name it, for the card; not where it lies on this machine."""
+
+    def snapshot(self) -> Snapshot:
+        """The registry now. Raises FiTuneCacheError where it can't be read."""
+
+    def manifests(self, revision: str, folders: Iterable[Folder]) -> Mapping[Folder, Manifest]:
+        """The manifests of some folders at a revision, empty ones where there are none. Raises as :meth:`snapshot`."""
+
+    def tree(self, snapshot: Snapshot) -> RegistryTree:
+        """What a snapshot shows, to read from."""
 
     def write(self, files: Mapping[str, bytes], parent: Snapshot, message: str, *, create_pr: bool) -> Written:
         """Write all files or none, provided that the registry is still the parent.
@@ -63,8 +74,10 @@ class Target(Protocol):
         Raises StaleError where it is not, UncertainError, or FiTuneCacheError for what trying again won't mend.
         """
 
-    def between(self, parent: Snapshot, revision: str) -> Sequence[Mapping[Folder, Manifest]]:
-        """The manifests of every state that came between a parent and what was written on top of it.
+    def between(
+        self, parent: Snapshot, revision: str, folders: Iterable[Folder]
+    ) -> Sequence[Mapping[Folder, Manifest]]:
+        """The manifests of some folders in every state that came between a parent and what was written on top of it.
 
         There is none unless the target let a stale write pass. Raises FiTuneCacheError where it can't tell.
         """

@@ -15,17 +15,36 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
+
 from fi_tunecache import __version__
 from fi_tunecache.bundle import Bundle, Provenance, Workload
 from fi_tunecache.publish.directory import add_bundles
 from fi_tunecache.publish.gather import gather
-from fi_tunecache.publish.recorded_lookups import read_questions
+from fi_tunecache.publish.recorded_lookups import Question, read_questions
 from fi_tunecache.source import read_source
 
 TOOL = f"fi-tunecache {__version__}"
 GEMMS = (
     "mm_bf16 with cudnn, cublaslt and tinygemm, bmm_bf16, bmm_fp8 auto; (K, N) = (2048, 4096), (4096, 4096); M <= 256"
 )
+
+
+def gathered(
+    path: Path,
+    provenance: Provenance,
+    questions: tuple[Question, ...],
+    *,
+    default_raced: bool | None = None,
+    trust_winners: bool = True,
+) -> list[Bundle]:
+    """The bundles of a source, nothing of which is left out. READMEs, not digests, tell what they came from."""
+    found = gather(
+        [read_source(path)], provenance, questions=questions, trust_winners=trust_winners, default_raced=default_raced
+    )
+    bundles = [item.bundle for item in found if item.bundle is not None and not item.left_out]
+    assert len(bundles) == len(found)
+    return [msgspec.structs.replace(bundle, provenance=provenance) for bundle in bundles]
 
 
 def flashinfer_0_7_4(data: Path) -> list[Bundle]:
@@ -45,8 +64,7 @@ def flashinfer_0_7_4(data: Path) -> list[Bundle]:
             workload=Workload(note=note),
         )
         questions = read_questions((folder / f"{name}.lookups.json").read_bytes(), source=name)
-        source = read_source(folder / f"{name}.v1.json")
-        bundles += gather(source, provenance, default_raced=False, questions=questions)
+        bundles += gathered(folder / f"{name}.v1.json", provenance, questions, default_raced=False)
     provenance = Provenance(
         created="2026-12-01",
         tool=TOOL,
@@ -56,8 +74,7 @@ def flashinfer_0_7_4(data: Path) -> list[Bundle]:
         workload=Workload(note=GEMMS),
     )
     questions = read_questions((folder / "gemm-a.lookups.json").read_bytes(), source="gemm-a")
-    store = read_source(folder / "managed-store")
-    return bundles + gather(store, provenance, default_raced=True, questions=questions, trust_winners=False)
+    return bundles + gathered(folder / "managed-store", provenance, questions, trust_winners=False)
 
 
 def flashinfer_0_7_2_post1(data: Path) -> list[Bundle]:
@@ -73,13 +90,15 @@ def flashinfer_0_7_2_post1(data: Path) -> list[Bundle]:
         workload=Workload(note="mm_bf16 with cublaslt and cudnn, bmm_fp8 auto; K = N = 4096; M <= 256"),
     )
     questions = read_questions((folder / "lookups.json").read_bytes(), source="lookups.json")
-    return gather(read_source(folder / "managed-store"), provenance, default_raced=True, questions=questions)
+    return gathered(folder / "managed-store", provenance, questions)
 
 
 def main() -> None:
     data = Path(sys.argv[1] if len(sys.argv) > 1 else "tests/data")
     registry = Path(sys.argv[2] if len(sys.argv) > 2 else "manifests")
-    for row in add_bundles(registry, "fi-tunecache embedded", flashinfer_0_7_4(data) + flashinfer_0_7_2_post1(data)):
+    for row in add_bundles(
+        registry, "fi-tunecache embedded", flashinfer_0_7_4(data) + flashinfer_0_7_2_post1(data), address="embedded"
+    ):
         environment = row.environment
         print(
             f"{environment['flashinfer_version']}/{environment['gpu']}: {row.file}, {row.entry_count} entries, "

@@ -10,7 +10,7 @@ from hypothesis import given
 from strategies import json_values
 
 from fi_tunecache.errors import FormatError
-from fi_tunecache.json_document import MAX_CONTAINERS, decode_json, naming
+from fi_tunecache.json_document import MAX_CONTAINERS, decode_json, naming, repeated_names
 
 
 def decode(text: str) -> object:
@@ -78,3 +78,19 @@ def test_more_lists_than_any_file_has_are_refused_before_they_take_memory() -> N
     data = b'{"a":[' + b"[]," * MAX_CONTAINERS + b"[]]}"
     with pytest.raises(FormatError, match=f"more than {MAX_CONTAINERS} lists and objects"):
         decode_json(data, max_bytes=len(data), max_nesting=9)
+
+
+@pytest.mark.parametrize(
+    ("data", "names"),
+    [
+        pytest.param(b"{}", (), id="empty"),
+        pytest.param(b'{"a": {"b": 1}, "b": [{"b": 1}, {"b": 2}]}', (), id="one in each object"),
+        pytest.param(b'{"a": 1, "b": 2, "a": 1}', ("a",), id="twice"),
+        pytest.param(b'{"a": 1, "a": 2, "a": 3, "b": 1, "b": 2}', ("a", "b"), id="three times, and another"),
+        pytest.param(b'[[{"x": {"a": 1, "\\u0061": 2}}]]', ("a",), id="deep and escaped"),
+        pytest.param(b'{"": 1, "": 2}', ("",), id="an empty name"),
+        pytest.param(b"1", (), id="no object"),
+    ],
+)
+def test_names_that_stand_twice(data: bytes, names: tuple[str, ...]) -> None:
+    assert repeated_names(data) == names

@@ -10,9 +10,9 @@ import made
 import pytest
 
 from fi_tunecache.entry import Entry, Lookup
-from fi_tunecache.errors import FormatError
+from fi_tunecache.errors import FormatError, UsageError
 from fi_tunecache.key import Dtype, Key
-from fi_tunecache.publish.recorded_lookups import Question, answer, read_questions
+from fi_tunecache.publish.recorded_lookups import Question, answer, questions_at, questions_of, read_questions
 from fi_tunecache.source import read_source
 
 DATA = Path(__file__).parent / "data"
@@ -30,7 +30,7 @@ RECORD = {
 }
 
 
-def questions_of(*records: dict[str, Any]) -> tuple[Question, ...]:
+def read(*records: dict[str, Any]) -> tuple[Question, ...]:
     return read_questions(json.dumps(records).encode(), source="lookups.json")
 
 
@@ -52,7 +52,7 @@ CUBLASLT, CUDNN, TINY = (made.entry(made.key(runner), 1) for runner in (made.CUB
 
 
 def test_a_record() -> None:
-    assert questions_of(RECORD) == (
+    assert read(RECORD) == (
         Question(
             custom_op="bf16_gemm",
             runners=(
@@ -69,7 +69,7 @@ def test_a_record() -> None:
 def test_a_record_of_a_call() -> None:
     record = {"custom_op": "op", "runners": [["Runner", [1.5, False]]], "shapes": [[3, 4], [0]]}
 
-    assert questions_of(record) == (
+    assert read(record) == (
         Question("op", (("Runner", (1.5, False)),), shapes=((3, 4), (0,)), bucketed=False, winner=None),
     )
 
@@ -229,3 +229,57 @@ def test_lookups_of_one_run_do_not_pass_for_those_of_another() -> None:
     with pytest.raises(FormatError, match="as its winner, the entries give"):
         answer(questions, section.entries, trust_winners=True)
     assert len(answer(questions, section.entries, trust_winners=False)) == 90
+
+
+# --- the lookups of a bundle, asked again
+
+
+def test_questions_of_lookups() -> None:
+    lookup = Lookup((TINY.key, CUDNN.key), 1)
+    (question,) = questions_of([lookup])
+
+    assert question == ask(TINY.key, CUDNN.key)
+    assert question.winner is None
+    assert answer([question], [CUDNN], trust_winners=True) == (lookup,)
+
+
+@pytest.mark.parametrize("path", sorted((DATA.parent.parent / "manifests").glob("*/*/????????????????.json")))
+def test_every_embedded_lookup_asked_again_is_itself(path: Path) -> None:
+    (section,) = read_source(path).sections
+    assert section.lookups
+    assert answer(questions_at(path), section.entries, trust_winners=True) == section.lookups
+
+
+def test_questions_at_a_file_of_records() -> None:
+    path = OF_0_7_2_POST1 / "lookups.json"
+    assert questions_at(path) == read_questions(path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "message"),
+    [
+        pytest.param(None, UsageError, "can't be read (No such file or directory); name a file of", id="nothing there"),
+        pytest.param(b"", FormatError, "the file is empty", id="empty"),
+        pytest.param(b"  [1]", FormatError, "not recorded lookups", id="a list of something else"),
+        pytest.param(b"{", FormatError, "not a JSON document", id="half an object"),
+        pytest.param(
+            (OF_0_7_4 / "fp8-8k.v1.json").read_bytes(),
+            UsageError,
+            "is a FlashInfer v1 file and holds no lookups; name recorded lookups, or a bundle",
+            id="a v1 file",
+        ),
+    ],
+)
+def test_what_holds_no_questions(tmp_path: Path, content: bytes | None, kind: type[Exception], message: str) -> None:
+    path = tmp_path / "file.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(kind) as caught:
+        questions_at(path)
+    assert str(path) in str(caught.value)
+    assert message in str(caught.value)
+
+
+def test_a_store_holds_no_questions() -> None:
+    with pytest.raises(UsageError, match=r"managed-store can't be read \(Is a directory\)"):
+        questions_at(OF_0_7_4 / "managed-store")

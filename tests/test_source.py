@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -314,3 +315,75 @@ def test_a_bad_entry_of_a_store_is_a_line(tmp_path: Path) -> None:
     (section,) = read_source(store).sections
     assert len(section.entries) == 89
     assert section.problems == (f"{entry}: the file is empty; remove it; whatever wrote it did not finish",)
+
+
+# --- what a publisher needs to know of a source
+
+
+def test_a_file_is_known_by_its_bytes(v1_file: Any) -> None:
+    path = v1_file(lambda _: None)
+    os.utime(path, (1.0, 1_700_000_000.5))
+
+    (section,) = read_source(path).sections
+    assert section.digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert section.modified == 1_700_000_000.5
+
+
+def test_a_bundle_is_known_by_its_bytes(tmp_path: Path) -> None:
+    data, sha256 = write_bundle(made.bundle([made.entry(made.key(made.CUTLASS))]))
+    (tmp_path / "bundle.json").write_bytes(data)
+    assert read_source(tmp_path / "bundle.json").sections[0].digest == sha256
+
+
+def test_an_environment_of_a_store_is_known_by_its_entries(tmp_path: Path) -> None:
+    shutil.copytree(STORE / "v2" / "645f715d598ccd4e", tmp_path / "v2" / "645f715d598ccd4e")
+    entries = sorted((tmp_path / "v2" / "645f715d598ccd4e" / "entries").iterdir())
+    for number, entry in enumerate(entries):
+        os.utime(entry, (1.0, 1_700_000_000.0 + number))
+    (entries[0].parent / ".half.tmp").write_bytes(b"{")
+
+    def section() -> tuple[str, float]:
+        (only,) = read_source(tmp_path).sections
+        return only.digest, only.modified
+
+    digest, modified = section()
+    original = {item.name: item for item in read_source(STORE).sections}["645f715d598ccd4e"]
+    assert (digest, modified) == (original.digest, 1_700_000_089.0)
+    assert len({item.digest for item in read_source(STORE).sections}) == 3
+    entries[3].write_bytes(entries[3].read_bytes() + b" ")
+    assert section()[0] != digest
+    entries[3].unlink()
+    assert section()[0] != digest
+
+
+@pytest.mark.parametrize(
+    ("bundles", "ids"),
+    [
+        pytest.param([f"embedded: {'0a' * 32}", f"/r: {'1b' * 32}"], ("0a" * 8, "1b" * 8), id="as pull writes them"),
+        pytest.param([f"embedded: {'0a' * 32}"] * 2, ("0a" * 8,), id="twice"),
+        pytest.param([], (), id="none"),
+        pytest.param("0a" * 32, (), id="no list"),
+        pytest.param([1, None, {"a": "b"}, "0a" * 31], (), id="no ids"),
+        pytest.param(None, (), id="null"),
+    ],
+)
+def test_the_bundles_that_a_pulled_file_names(v1_file: Any, bundles: object, ids: tuple[str, ...]) -> None:
+    path = v1_file(lambda document: document["_metadata"].update({MARK: {"bundles": bundles}}))
+    assert read_source(path).sections[0].bundles == ids
+
+
+@pytest.mark.parametrize(
+    ("repeated", "name"),
+    [
+        pytest.param('{"_metadata": {"gpu": "NVIDIA H100"}, ', "_metadata", id="metadata"),
+        pytest.param('{"_metad\\u0061ta": {}, ', "_metadata", id="metadata, escaped"),
+        pytest.param('{"_records": {"a": 1, "a": 2}, ', "a", id="inside of an object"),
+        pytest.param('{"_generation": "1", "_generation": "2", ', "_generation", id="generation"),
+    ],
+)
+def test_a_name_that_stands_twice_is_a_line(v1_file: Any, repeated: str, name: str) -> None:
+    path = v1_file(lambda document: first_entry(document).__setitem__(1, -1))
+    path.write_text(path.read_text().replace("{", repeated, 1))
+
+    (section,) = read_source(path).sections
+    assert section.problems == (f"{name} stands there twice, and the last counts",)
