@@ -55,6 +55,7 @@ class HubTree:
         self._name = name
         self._access = access
         self._commit = self._hub.commit
+        self._files: tuple[TreeFile, ...] | None = None
         self._damaged: set[str] = set()
         self._process = process or access.process(name)
 
@@ -92,8 +93,10 @@ class HubTree:
 
     def files(self) -> tuple[TreeFile, ...]:
         """Every file at the commit."""
-        with hub_errors():
-            return self._process.ask(AskTree(self.commit), Tree).files
+        if self._files is None:
+            with hub_errors():
+                self._files = self._process.ask(AskTree(self.commit), Tree).files
+        return self._files
 
     def folders(self) -> tuple[Folder, ...]:
         self._access.progress(f"listing {self._name}")

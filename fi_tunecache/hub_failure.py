@@ -15,6 +15,10 @@ FAILURES: dict[str, tuple[str, str]] = {
     "deadline": ("the Hub gave no answer in time", f"try again with a longer --timeout, or {_NETWORK}"),
     "disk": ("the hub cache can't be used", "free space, fix its permissions, or set FI_TUNECACHE_DIR"),
     "forbidden": ("the Hub refuses", f"{_LOGIN} with a token that may do this"),
+    "garbled": (
+        "what came of a file is not what was announced",
+        "try again later, and check whether a proxy or a captive portal answers instead of the Hub",
+    ),
     "gated": ("it is gated, and no access was granted", f"ask for access on its page, and {_LOGIN}"),
     "missing": ("the Hub has no such address", "check the name; a mirror may offer downloads only: see HF_ENDPOINT"),
     "no_client": ("huggingface_hub can't be used", "install huggingface_hub>=0.34,<3 where fi-tunecache runs"),
@@ -25,7 +29,7 @@ FAILURES: dict[str, tuple[str, str]] = {
         "check HF_ENDPOINT, and whether a proxy or a captive portal answers instead",
     ),
     "not_cached": ("this is not in the cache, and the Hub may not be asked", "pull once without --offline"),
-    "rate": ("the Hub limits the number of requests", f"wait, or {_LOGIN}: the limits are higher then"),
+    "rate": ("the Hub limits the number of requests", f"try again later, or {_LOGIN}: the limits are higher then"),
     "refused": ("the Hub refuses the request", "see what it says"),
     "server": ("the Hub has a fault of its own", "try again later"),
     "stale": ("somebody else has published meanwhile", "try again"),
@@ -43,6 +47,6 @@ def hub_error(name: str, failure: Failure) -> FiTuneCacheError:
     if failure.detail:
         known.append(failure.detail)
     if failure.retry_after is not None:
-        next_step = f"wait {failure.retry_after:.0f} s; {next_step}"
+        next_step = next_step.replace("later", f"in {failure.retry_after:.0f} s")
     line = f"{name}: {problem}" + (f" ({': '.join(known)})" if known else "")
     return CacheError(line, next_step) if failure.kind == "disk" else RegistryError(line, next_step)

@@ -11,7 +11,8 @@ from .registry_tree import HUB_SCHEME
 
 __all__ = ["HubName"]
 
-_REPOSITORY = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(?<![.-])", re.ASCII)
+_PART = r"\w(?:[\w.-]{0,94}\w)?"
+_REPOSITORY = re.compile(rf"(?!.*(?:--|\.\.)){_PART}/{_PART}(?<!\.git)", re.ASCII)
 _REVISION = re.compile(r"(?!/)(?!.*(?:\.\.|//))[\w./-]{1,255}(?<![/.])", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 

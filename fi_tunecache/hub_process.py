@@ -29,8 +29,9 @@ _QUIET = {
     "HF_HUB_DISABLE_XET": "1",
     "HF_HUB_DISABLE_SYMLINKS_WARNING": "1",
 }
-_TOKEN = re.compile(r"\bhf_\w{4,}")
+_TOKEN = re.compile(r"\b(?:hf|api_org)_\w{4,}")
 _MAX_COMPLAINT = 300
+_WRONG_ANSWER = Failure("crashed", detail="wrong answer")
 _GRACE = 0.2
 """Seconds in which the process may leave by itself."""
 
@@ -80,7 +81,7 @@ class HubProcess:
         answer = self._exchange(msgspec.json.encode(asked) + b"\n")
         if isinstance(answer, expected):
             return answer
-        raise HubError(self._name, answer if isinstance(answer, Failure) else Failure("crashed", detail="wrong answer"))
+        raise HubError(self._name, answer if isinstance(answer, Failure) else _WRONG_ANSWER)
 
     def _exchange(self, line: bytes) -> Answer:
         try:
@@ -90,43 +91,58 @@ class HubProcess:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(line)
-            process.stdin.flush()
+            self._write(process.stdin, line)
             return msgspec.json.decode(self._read_line(process.stdout), type=Answer)
         except TimeoutError:
             self._stop(process)
             return Failure("deadline", detail=f"{self._deadline.seconds:g} s")
-        except (OSError, msgspec.DecodeError):
+        except msgspec.DecodeError:
+            self._stop(process)
+            return _WRONG_ANSWER
+        except OSError:
             self._stop(process)
             return Failure("crashed", detail=self._complaint(process.returncode))
 
     def _start(self) -> subprocess.Popen[bytes]:
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed together with the process
         mode = "offline" if self._offline else "online"
         environ = {**os.environ, **_QUIET, **({"HF_HUB_OFFLINE": "1"} if self._offline else {})}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, self._repository, str(self._cache), mode, *sys.path],
-            env=environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._complaints,
-        )
-        weakref.finalize(self, _end, self._process, self._complaints)
-        return self._process
+        with contextlib.ExitStack() as stack:
+            self._complaints = stack.enter_context(_open_complaints())
+            process = self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, self._repository, str(self._cache), mode, *sys.path],
+                env=environ,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._complaints,
+            )
+            assert process.stdin is not None
+            os.set_blocking(process.stdin.fileno(), False)
+            weakref.finalize(self, _end, process, stack.pop_all())
+        return process
+
+    def _write(self, stream: IO[bytes], line: bytes) -> None:
+        """Raises as :meth:`_read_line`: a process that reads nothing must not hold up who asks."""
+        rest = memoryview(line)
+        while rest:
+            self._wait(stream, selectors.EVENT_WRITE)
+            rest = rest[os.write(stream.fileno(), rest) :]
 
     def _read_line(self, stream: IO[bytes]) -> bytes:
         """Raises TimeoutError at the deadline, OSError where the process has ended."""
         parts: list[bytes] = []
-        with selectors.DefaultSelector() as selector:
-            selector.register(stream, selectors.EVENT_READ)
-            while not parts or not parts[-1].endswith(b"\n"):
-                if not selector.select(self._deadline.remaining()):
-                    raise TimeoutError
-                part = os.read(stream.fileno(), 1 << 20)
-                if not part:
-                    raise BrokenPipeError
-                parts.append(part)
+        while not parts or not parts[-1].endswith(b"\n"):
+            self._wait(stream, selectors.EVENT_READ)
+            part = os.read(stream.fileno(), 1 << 20)
+            if not part:
+                raise BrokenPipeError
+            parts.append(part)
         return b"".join(parts)
+
+    def _wait(self, stream: IO[bytes], event: int) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(stream, event)
+            if not selector.select(self._deadline.remaining()):
+                raise TimeoutError
 
     def _stop(self, process: subprocess.Popen[bytes]) -> None:
         process.kill()
@@ -144,12 +160,19 @@ class HubProcess:
         return _TOKEN.sub("***", last)[:_MAX_COMPLAINT]
 
 
-def _end(process: subprocess.Popen[bytes], complaints: IO[bytes]) -> None:
+def _open_complaints() -> IO[bytes]:
+    """Where the process prints to: memory where that can be, since it may hold a token, and there may be no disk."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("complaints"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def _end(process: subprocess.Popen[bytes], complaints: contextlib.ExitStack) -> None:
     """It leaves when its standard input ends, taking away what it has in temporary folders."""
-    for stream in (process.stdin, process.stdout, complaints):
+    complaints.close()
+    for stream in (process.stdin, process.stdout):
         if stream is not None:
-            with contextlib.suppress(OSError):
-                stream.close()
+            stream.close()
     try:
         process.wait(_GRACE)
     except subprocess.TimeoutExpired:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import inspect
 import os
 import random
 import re
@@ -63,7 +64,13 @@ _ATTEMPTS = 4
 _DISK_ERRORS = frozenset(
     {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 )
-_STATUS_KINDS = {401: "unauthorized", 403: "forbidden", 404: "missing", 412: "stale", 429: "rate"}
+_STATUS_KINDS = {401: "unauthorized", 403: "forbidden", 404: "missing", 412: "stale", 416: "garbled", 429: "rate"}
+_FAULTS_OF_A_CACHE = frozenset({"disk", "garbled"})
+"""Kinds of failures that may be those of the hub cache: a lock file of another user, or half a file of other bytes."""
+
+_INCONSISTENT = "Consistency check failed"
+"""How the library says that a file has another size than was announced."""
+
 _MAX_DETAIL = 300
 
 
@@ -78,8 +85,9 @@ def main(repository: str, hub_cache: str, mode: str) -> None:
     with contextlib.ExitStack() as stack:
         hub: _Hub | _Broken
         try:
-            cache = _writable(Path(hub_cache)) or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            hub = _Hub(repository, cache, offline=mode == OFFLINE)
+            offline = mode == OFFLINE
+            cache = _usable(Path(hub_cache), offline) or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            hub = _Hub(repository, cache, offline=offline)
         except Exception as error:  # noqa: BLE001 - it may be missing, too old, or break in any way
             hub = _Broken(error)
         while line := questions.get():
@@ -106,12 +114,22 @@ def _limit_file_size() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_FILE_BYTES, hard))
 
 
-def _writable(folder: Path) -> Path | None:
+def _is_beyond(error: BaseException, limit: int) -> bool:
+    """Whether a file could not be written because it has more than ``limit`` bytes, not because the disk is full."""
+    if not isinstance(error, OSError) or error.errno != errno.EFBIG:
+        return False
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_FSIZE)[0] > limit
+
+
+def _usable(folder: Path, offline: bool) -> Path | None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if not offline:
+            folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return None
-    return folder if os.access(folder, os.W_OK) else None
+    return folder if offline or os.access(folder, os.W_OK) else None
 
 
 class _Broken:
@@ -133,21 +151,36 @@ class _Hub:
         self._offline = offline
         self._hub = huggingface_hub
         self._api = huggingface_hub.HfApi()
+        errors = huggingface_hub.errors
+        self._kinds: dict[type[Exception], str | None] = {
+            errors.GatedRepoError: "gated",
+            errors.RepositoryNotFoundError: "no_repository",
+            errors.RevisionNotFoundError: "no_revision",
+            errors.LocalEntryNotFoundError: None,
+            errors.FileMetadataError: "not_a_hub",
+            errors.OfflineModeIsEnabled: "not_cached",
+        }
+        _disable_retries(huggingface_hub.utils)
         self._token: str | None = None
 
     def answer(self, asked: Asked) -> Answer:
         """The one place where the library's exceptions are caught and given a name."""
-        end = time.monotonic() + asked.timeout
+        question, end = asked.question, time.monotonic() + asked.timeout
         for attempt in range(_ATTEMPTS):
             try:
                 self._token = self._hub.get_token()
             except (OSError, ValueError) as error:  # its file is unreadable, or not text
                 return Failure("token_file", detail=f"{self._hub.constants.HF_TOKEN_PATH}: {type(error).__name__}")
             try:
-                return self._try(asked.question, max(0.1, end - time.monotonic()))
+                return self._try(question, max(0.1, end - time.monotonic()))
             except Exception as error:  # noqa: BLE001 - each major of the library brings another HTTP client's tree
+                if isinstance(question, AskFile) and any(_is_beyond(cause, question.limit) for cause in _chain(error)):
+                    return File(None, too_large=True)
                 failure = self._failure(error)
-            if isinstance(asked.question, MakeCommit) or not _may_pass(failure):
+            if isinstance(question, AskFile) and not question.fresh and failure.kind in _FAULTS_OF_A_CACHE:
+                question = msgspec.structs.replace(question, fresh=True)
+                continue
+            if isinstance(question, MakeCommit) or not _may_pass(failure):
                 break  # a commit that failed may have been made: whoever asked looks before it is tried again
             pause = failure.retry_after or 0.3 * 2**attempt * random.uniform(0.5, 1.5)
             if attempt + 1 == _ATTEMPTS or time.monotonic() + pause >= end:
@@ -234,26 +267,18 @@ class _Hub:
             kind = self._kind(cause)
             if kind is not None:
                 response = getattr(cause, "response", None)
-                detail = getattr(cause, "server_message", None) or type(cause).__name__
+                status = getattr(response, "status_code", None)
+                detail = getattr(cause, "server_message", None) or _reason(cause)
                 return Failure(
                     kind,
-                    status=getattr(response, "status_code", None),
-                    detail=self._scrubbed(str(detail)),
+                    status=status,
+                    detail=self._scrubbed(str(detail or ("" if status else type(cause).__name__))),
                     retry_after=_retry_after(response),
                 )
         return Failure("not_cached" if self._offline else "unreachable", detail=type(error).__name__)
 
     def _kind(self, error: BaseException) -> str | None:
-        errors = self._hub.errors
-        named = {
-            errors.GatedRepoError: "gated",
-            errors.RepositoryNotFoundError: "no_repository",
-            errors.RevisionNotFoundError: "no_revision",
-            errors.LocalEntryNotFoundError: None,
-            errors.FileMetadataError: "not_a_hub",
-            errors.OfflineModeIsEnabled: "not_cached",
-        }
-        for kind_of_error, kind in named.items():
+        for kind_of_error, kind in self._kinds.items():
             if isinstance(error, kind_of_error):
                 return kind
         status = getattr(getattr(error, "response", None), "status_code", None)
@@ -261,7 +286,11 @@ class _Hub:
             return _STATUS_KINDS.get(status, "server" if status >= 500 else "refused")
         if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
             return "disk"
-        if isinstance(error, _NotACommitError) or "JSONDecode" in type(error).__name__:
+        if isinstance(error, OSError) and _INCONSISTENT in str(error):
+            return "garbled"
+        if isinstance(error, UnicodeEncodeError):
+            return "unauthorized"  # of what goes into a header only the token is not ours
+        if "JSONDecode" in type(error).__name__ or isinstance(error, _FAULTS_OF_AN_ANSWER):
             return "not_a_hub"
         # All that is left are transport errors and faults of the library: its name tells which.
         return "unreachable"
@@ -269,6 +298,18 @@ class _Hub:
     def _scrubbed(self, text: str) -> str:
         text = text.replace(self._token, "***") if self._token else text
         return " ".join(text.split())[:_MAX_DETAIL]
+
+
+_FAULTS_OF_AN_ANSWER = (AttributeError, LookupError, TypeError, ValueError)
+"""What code raises that takes an answer's form for granted."""
+
+
+def _disable_retries(utils: object) -> None:
+    """Leave it to :meth:`_Hub.answer` to try again: the library would wait in silence, for as long as a Hub says."""
+    for name in ("http_backoff", "http_stream_backoff"):
+        defaults = getattr(inspect.unwrap(getattr(utils, name, print)), "__kwdefaults__", None) or {}
+        if "max_retries" in defaults:
+            defaults["max_retries"] = 0
 
 
 class _NotACommitError(ValueError):
@@ -295,10 +336,22 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
+def _reason(error: BaseException) -> str:
+    """What the system says of an error of the network or the disk, such as ``Connection refused``; of sizes, which."""
+    if _INCONSISTENT in str(error):
+        return str(error).splitlines()[0]
+    reasons = [cause.strerror for cause in _chain(error) if isinstance(cause, OSError) and cause.strerror]
+    return reasons[-1] if reasons else ""
+
+
 def _may_pass(failure: Failure) -> bool:
     return failure.kind == "unreachable" or failure.status in _TRANSIENT
 
 
 def _retry_after(response: object) -> float | None:
-    value = getattr(response, "headers", {}).get("Retry-After", "")
-    return float(value) if re.fullmatch(r"[0-9]{1,5}", value) else None
+    """Seconds, of the header that every server may send or of the one that huggingface.co does."""
+    headers = getattr(response, "headers", {})
+    found = re.fullmatch(r"([0-9]{1,5})", headers.get("Retry-After", "")) or re.search(
+        r";\s*t=([0-9]{1,5})\b", headers.get("RateLimit", "")
+    )
+    return float(found[1]) if found else None

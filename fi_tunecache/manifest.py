@@ -121,7 +121,7 @@ class Manifest(Struct, frozen=True):
 
         A row that is there stays as it is, unless it becomes yanked; nothing is ever taken away. So the
         order in which the rows of several publishers arrive does not matter, and adding them twice does no harm.
-        A changed manifest has a higher serial than this one and than ``after``.
+        A changed manifest has a higher serial than this one and than ``after``, which a serial must not be below.
         """
         found = {row.file: row for row in self.bundles}
         for row in rows:
@@ -129,7 +129,7 @@ class Manifest(Struct, frozen=True):
             if row.yanked and not there.yanked:
                 found[row.file] = msgspec.structs.replace(there, yanked=row.yanked)
         bundles = tuple(found.values())
-        if bundles == self.bundles:
+        if bundles == self.bundles and self.serial >= after:
             return self
         return msgspec.structs.replace(self, bundles=bundles, serial=max(self.serial, after) + 1)
 

@@ -26,7 +26,7 @@ from .selection import (
 )
 from .verdict import Candidate, Resolution
 
-__all__ = ["materialise", "resolution_json", "stamped"]
+__all__ = ["marked_entries", "materialise", "resolution_json", "stamped"]
 
 _LIMITS = Limits(bytes=2**30, entries=2_000_000)
 """A selection may hold the entries of many bundles, each of which was within its own limits."""
@@ -73,6 +73,9 @@ def materialise(
         ),
         entries=len(asked.chosen),
         other_level=OtherLevel(other.level, len(other.chosen), len(other.used)),
+        marks={text: chosen.bundle_id for text, chosen in asked.chosen.items() if chosen.entry.policy is None}
+        if len(asked.used) > 1
+        else {},
     )
     entries = [_marked(chosen.entry, chosen.bundle_id) for chosen in asked.chosen.values()]
     facts = {name: value for name, value in request.environment.identity().items() if value is not None}
@@ -87,6 +90,20 @@ def _marked(entry: Entry, bundle_id: str) -> Entry:
     if entry.policy is None:
         return entry
     return msgspec.structs.replace(entry, selection={**(entry.selection or {}), MARK: bundle_id})
+
+
+def marked_entries(selection: Selection, data: bytes) -> tuple[Entry, ...]:
+    """The entries of a selection file, each with its bundle's name for a mark; ``data`` are the file's bytes.
+
+    Those without a policy have it too: what takes them must not be a v1 file.
+    """
+    only = selection.bundles[0].bundle_id
+    return tuple(
+        entry
+        if entry.policy is not None
+        else msgspec.structs.replace(entry, selection={MARK: selection.marks.get(entry.key.text, only)})
+        for entry in read_cache_file(data, source="selection", limits=_LIMITS).entries
+    )
 
 
 def _cache_file(entries: Iterable[Entry], metadata: Mapping[str, Any]) -> CacheFile:

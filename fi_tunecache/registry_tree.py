@@ -31,6 +31,8 @@ __all__ = [
     "MAX_MANIFEST_BYTES",
     "DirectoryTree",
     "RegistryTree",
+    "absolute_path",
+    "is_path",
     "open_tree",
     "registry_names",
 ]
@@ -153,14 +155,15 @@ def registry_names(given: tuple[str, ...], environ: Mapping[str, str]) -> tuple[
     """The registries in use, in order of precedence: given ones, else ``FI_TUNECACHE_REGISTRY``
     (separated by commas or spaces), else the embedded one. Paths are made absolute."""
     named = given or tuple(filter(None, re.split(r"[,\s]+", environ.get("FI_TUNECACHE_REGISTRY", ""))))
-    return tuple(dict.fromkeys(_absolute(name) if _is_path(name) else name for name in named)) or (EMBEDDED,)
+    return tuple(dict.fromkeys(absolute_path(name) if is_path(name) else name for name in named)) or (EMBEDDED,)
 
 
-def _is_path(name: str) -> bool:
+def is_path(name: str) -> bool:
+    """Whether a registry's name is a path: one that starts with ``/``, ``./``, ``../`` or ``~/``."""
     return name.startswith(("/", "./", "../", "~/")) or name in (".", "..")
 
 
-def _absolute(name: str) -> str:
+def absolute_path(name: str) -> str:
     """A path that means the same in every directory, since a selection is kept under it."""
     with contextlib.suppress(RuntimeError):  # ~ of a user without a home
         name = str(Path(name).expanduser())
@@ -204,12 +207,12 @@ def open_tree(
             cache or UserCache.locate(), deadline or Deadline(COMMAND_DEADLINE), offline or hub_is_offline(), progress
         )
         return HubTree(name, access)
-    if not _is_path(name):
+    if not is_path(name):
         raise UsageError(
             f"{name[:80]!r} is not the name of a registry",
             f"use {HUB_SCHEME}datasets/organisation/name, a path that starts with / or ./, or 'embedded'",
         )
-    tree = DirectoryTree(Path(_absolute(name)), name)
+    tree = DirectoryTree(Path(absolute_path(name)), name)
     if tree.read(DESCRIPTOR, MAX_MANIFEST_BYTES) is None:
         raise RegistryError(f"{name} is not a registry: it has no {DESCRIPTOR}", "check the path")
     return tree

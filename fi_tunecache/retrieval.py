@@ -19,6 +19,7 @@ from .selection import Request, Selection, read_selection
 from .user_cache import LOCK_TIMEOUT, UserCache
 
 if TYPE_CHECKING:
+    from .branch_record import BranchRecord
     from .verdict import Resolution
 
 __all__ = ["Pulled", "no_match", "pull", "resolve"]
@@ -77,7 +78,7 @@ def pull(
     Raises
     ------
     NoMatchError
-        Nothing fits; nothing is stored.
+        Nothing fits; nothing is stored, and what was chosen before, and may be yanked now, is removed.
     RegistryError, FormatError, IntegrityError
         A registry can't be read, or holds what it must not, or has gone back to an older state; nothing is stored.
     """
@@ -123,19 +124,33 @@ def _make(
     ]
     asked, other = resolve_both(request, fetched)
     if not asked.chosen:
+        _forget(cache, request.selection_id, records)
         raise no_match(asked, other, trees)
     selection, data = materialise(request, fetched.candidates, asked, other, revisions)
     accept(selection)
     try:
-        for bundle in selection.bundles:
-            cache.store_bundle(bundle.sha256, fetched.data[bundle.sha256])
         for record in records:
             write_record(cache, record)
+        for bundle in selection.bundles:
+            cache.store_bundle(bundle.sha256, fetched.data[bundle.sha256])
         cache.store(cache.resolution_path(selection.id), resolution_json(asked))
         cache.store(cache.selection_path(selection.id), data)
     except CacheError as error:
         return Pulled(selection, data, False, asked, not_stored=str(error))
     return Pulled(selection, data, False, asked)
+
+
+def _forget(cache: UserCache, selection_id: str, records: Sequence[BranchRecord]) -> None:
+    """Where nothing fits any more, as after a yank, what was chosen before must not be served from the cache."""
+    from .branch_record import write_record
+
+    try:
+        if cache.remove_selection(selection_id):
+            cache.notice("what was chosen before is no longer there, and is removed from the cache")
+        for record in records:
+            write_record(cache, record)
+    except CacheError as error:
+        cache.notice(str(error))
 
 
 def _held(cache: UserCache, selection_id: str) -> Pulled | None:

@@ -90,6 +90,8 @@ class Selection(Struct, frozen=True, kw_only=True):
     """What a selection file says of itself.
 
     ``registries`` are (name, revision of the folder that was read, None if it had none) in order of precedence.
+    ``marks`` name the bundle, by key, of each entry that has no room for a mark of its own, where
+    there are several bundles.
     """
 
     format: int
@@ -104,6 +106,7 @@ class Selection(Struct, frozen=True, kw_only=True):
     bundles: tuple[SelectionBundle, ...]
     entries: int
     other_level: OtherLevel
+    marks: dict[str, str] = {}
     digest: str = BLANK_DIGEST
 
 

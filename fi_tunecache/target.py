@@ -15,6 +15,7 @@ from .environment import FACTS, Environment
 from .errors import FormatError, HardwareError, UsageError
 from .folder import Folder
 from .json_document import decode_json
+from .registry_tree import RegistryTree, open_tree
 
 if TYPE_CHECKING:  # each is imported where it is needed: facts may come from elsewhere
     from .manifest import BundleRow
@@ -72,7 +73,12 @@ class Target(Struct, frozen=True):
             )
 
 
-def find_target(options: TargetOptions, registries: Sequence[str], say: Callable[[str], None]) -> Target:
+def find_target(
+    options: TargetOptions,
+    registries: Sequence[str],
+    say: Callable[[str], None],
+    opener: Callable[[str], RegistryTree] = open_tree,
+) -> Target:
     """Put the environment together.
 
     Parameters
@@ -83,6 +89,8 @@ def find_target(options: TargetOptions, registries: Sequence[str], say: Callable
         Names of those in which ``like`` is looked up, in order; opened only for that.
     say
         Told, in one line, when the light probe does not suffice and FlashInfer itself is asked.
+    opener
+        How a registry's name becomes its tree.
 
     Raises
     ------
@@ -108,7 +116,7 @@ def find_target(options: TargetOptions, registries: Sequence[str], say: Callable
         environment = _read_environment(options.environment_file)
         target = Target(environment, f"from {options.environment_file}", described=True)
     elif options.like is not None:
-        folder, row, name = _find_like(options.like, registries)
+        folder, row, name = _find_like(options.like, registries, opener)
         target = Target(row.tuned_in, f"like {folder}/{row.bundle_id} of {name}", described=True)
     else:
         probe = _probe(options, frozenset(given), say)
@@ -162,14 +170,16 @@ def _read_environment(path: Path) -> Environment:
     return Environment.from_metadata(content, source=str(path))
 
 
-def _find_like(reference: str, registries: Sequence[str]) -> tuple[Folder, BundleRow, str]:
+def _find_like(
+    reference: str, registries: Sequence[str], opener: Callable[[str], RegistryTree]
+) -> tuple[Folder, BundleRow, str]:
     version, _, rest = reference.partition("/")
     device, _, bundle = rest.partition("/")
     folder = Folder.parse(f"{version}/{device}")
-    from .registry import open_registry
+    from .registry import Registry
 
     for name in registries:
-        registry = open_registry(name)
+        registry = Registry(opener(name))
         rows = [
             row
             for row in registry.manifest(folder).bundles

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -33,12 +34,16 @@ _KINDS = {
 }
 """The folders and what we name files in them: nothing else is ever listed or removed."""
 
+_REPOSITORY = re.compile(r"datasets--[\w.-]+")
 _STALE_SECONDS = 3600.0
 _ADVICE = "free space or fix its permissions, or set FI_TUNECACHE_DIR to a writable directory"
 
 
 class CachedFile(Struct, frozen=True):
-    """One file of the cache: its kind (the folder), path, size in bytes and time of its last change (Unix seconds)."""
+    """One file of the cache: its kind (the folder), path, size in bytes and time of its last change (Unix seconds).
+
+    What huggingface_hub keeps of one repository counts as one file of the kind ``hub``.
+    """
 
     kind: str
     path: Path
@@ -134,6 +139,14 @@ class UserCache:
                 return
         self.store(path, data, mode=0o444)
 
+    def remove_selection(self, selection_id: str) -> bool:
+        """Remove a selection and its reasons; whether there was one. Raises CacheError where it can't be removed."""
+        path = self.selection_path(selection_id)
+        there = path.exists()
+        self._remove(path)
+        self._remove(self.resolution_path(selection_id))
+        return there
+
     def set_aside(self, path: Path, problem: str) -> None:
         """Rename a damaged file so that it is never read again, and take notice of it."""
         try:
@@ -162,23 +175,29 @@ class UserCache:
 
     def files(self) -> list[CachedFile]:
         """All files of the cache, sorted by kind and name. Locks and temporary files are not listed."""
-        return [file for file in self._walk() if not is_temporary(file.path.name)]
+        found = [file for file in self._walk() if not is_temporary(file.path.name)]
+        return sorted(found, key=lambda file: (file.kind, file.path.name))
 
     def _walk(self) -> Iterator[CachedFile]:
         for kind, names in _KINDS.items():
-            folder = self.root / kind
-            try:
-                children = [] if folder.is_symlink() else sorted(folder.iterdir())
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except OSError as error:
-                raise CacheError(f"{folder} can't be listed ({error.strerror})", "fix its permissions") from error
-            for path in children:
+            for path in self._children(self.root / kind):
                 if names.fullmatch(path.name) or is_temporary(path.name):
                     with contextlib.suppress(FileNotFoundError):  # another process may remove it meanwhile
                         status = path.lstat()
                         if stat.S_ISREG(status.st_mode):
                             yield CachedFile(kind, path, status.st_size, status.st_mtime)
+        for path in self._children(self.hub_path):
+            if _REPOSITORY.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+                yield _repository(path)
+
+    def _children(self, folder: Path) -> list[Path]:
+        """What is in a folder, sorted; a link to one is not followed."""
+        try:
+            return [] if folder.is_symlink() else sorted(folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise CacheError(f"{folder} can't be listed ({error.strerror})", "fix its permissions") from error
 
     def prune(self, *, older_than: float, now: float | None = None) -> list[CachedFile]:
         """Remove files that were not changed for ``older_than`` seconds, and what a killed writer left.
@@ -201,6 +220,19 @@ class UserCache:
 
     def _remove(self, path: Path) -> None:
         try:
-            path.unlink(missing_ok=True)
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
         except OSError as error:
             raise CacheError(f"{path} can't be removed ({error.strerror})", "fix its permissions") from error
+
+
+def _repository(path: Path) -> CachedFile:
+    found = []
+    for folder, _, names in os.walk(path):  # passes over what another process removes meanwhile
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                found.append(Path(folder, name).lstat())
+    size = sum(status.st_size for status in found if stat.S_ISREG(status.st_mode))
+    return CachedFile("hub", path, size, max((status.st_mtime for status in found), default=0.0))

@@ -21,9 +21,11 @@ _COMMANDS = {
     "env": "what this machine is: the facts that decide which entries are valid here",
     "list": "what a registry holds: versions, devices, bundles",
     "resolve": "what would be chosen for an environment, and why; stores nothing",
-    "pull": "get the tuned entries for an environment, into the cache or a file",
+    "pull": "get the tuned entries for an environment, into the cache, a file or FlashInfer's managed store",
     "inspect": "what is in a file, store or bundle; given two: what differs",
     "verify": "check hashes, schema and rules of a registry, a bundle or the cache",
+    "publish": "put tuned entries into a registry: gather, compare, check, upload",
+    "yank": "mark a published bundle as unusable",
     "cache": "where the user cache is, what it holds, and how to empty it",
 }
 

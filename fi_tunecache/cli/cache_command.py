@@ -6,11 +6,13 @@ import math
 import os
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 
 import click
 
-from ..errors import CacheError, FormatError
+from ..errors import CacheError, FormatError, UsageError
 from ..selection import read_selection
+from ..store_root import find_store_root
 from ..user_cache import CachedFile, UserCache
 from ..wording import count_entries, plural
 from .options import as_json
@@ -84,10 +86,49 @@ def prune(days: float, as_json: bool) -> None:
 
 
 @command.command("clear")
+@click.option(
+    "--to",
+    "destination",
+    default="cache",
+    metavar="cache|flashinfer|vllm",
+    help="cache: the user cache (default). flashinfer, flashinfer:DIR, vllm: what `pull --to` has put into that "
+    "managed store of FlashInfer, and nothing else of it.",
+)
 @as_json
-def clear(as_json: bool) -> None:
-    """Remove every file of the cache. The next pull fetches again."""
-    _report(_cache().clear(), as_json)
+def clear(destination: str, as_json: bool) -> None:
+    """Remove every file of the cache, so that the next pull fetches again; or what was seeded elsewhere."""
+    if destination == "cache":
+        _report(_cache().clear(), as_json)
+        return
+    root = find_store_root(destination)
+    if root is None:
+        raise UsageError(f"--to {destination!r} names no managed store", "a file is yours to remove; see --help")
+    _clear_store(root, as_json)
+
+
+def _clear_store(root: Path, as_json: bool) -> None:
+    from ..seeding import clear_store
+
+    cleared = clear_store(root)
+    entries = sum(count for _, count in cleared.removed)
+    if as_json:
+        environments = [{"path": str(path), "removed": count} for path, count in cleared.removed]
+        print_json(
+            {
+                "root": str(cleared.root),
+                "entries": entries,
+                "environments": environments,
+                "problems": list(cleared.problems),
+            }
+        )
+        return
+    if cleared.found:
+        where = plural(len(cleared.removed), "environment")
+        print_line(f"{count_entries(entries)} removed from {where} of {cleared.root}")
+    else:
+        print_line(f"0 entries removed: there is no managed store in {cleared.root}")
+    for problem in cleared.problems:
+        print_line(f"  {problem}")
 
 
 def _cache() -> UserCache:

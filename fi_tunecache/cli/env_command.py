@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..environment import Environment
-from .options import as_json, environment_options, registry_option, target_from
+from .options import as_json, environment_options, opening, registry_options, target_from
 from .output import environment_builtins, print_json, print_line, print_table
 
 __all__ = ["command"]
@@ -15,15 +15,16 @@ __all__ = ["command"]
 
 @click.command("env")
 @environment_options
-@registry_option
+@registry_options
 @as_json
-def command(as_json: bool, **arguments: Any) -> None:
+def command(timeout: float, offline: bool, as_json: bool, **arguments: Any) -> None:
     """Show the facts that decide which entries are valid here.
 
     A fact that can't be told is undetermined: it matches nothing and is never guessed. Save them
     with `env --json > FILE` and use them elsewhere with `--environment FILE`.
     """
-    target = target_from(arguments)
+    with opening(None, timeout=timeout, offline=offline) as opener:
+        target = target_from(arguments, opener)
     environment = target.environment
     reasons = {fact: target.reason(fact) for fact in environment.undetermined()}
     if as_json:

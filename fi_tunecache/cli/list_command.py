@@ -12,10 +12,10 @@ import msgspec
 from ..errors import NoMatchError
 from ..folder import Folder
 from ..manifest import BundleRow
-from ..registry import open_registry
+from ..registry import Registry
 from ..registry_tree import registry_names
 from ..wording import plural
-from .options import as_json, note, registry_option
+from .options import as_json, note, opening, registry_options
 from .output import print_json, print_line, print_table
 
 __all__ = ["command"]
@@ -23,9 +23,9 @@ __all__ = ["command"]
 
 @click.command("list")
 @click.argument("folder", required=False, metavar="[VERSION/DEVICE]")
-@registry_option
+@registry_options
 @as_json
-def command(folder: str | None, registries: tuple[str, ...], as_json: bool) -> int:
+def command(folder: str | None, registries: tuple[str, ...], timeout: float, offline: bool, as_json: bool) -> int:
     """List the FlashInfer versions and devices that a registry has bundles for, and the bundles.
 
     Exit code 3 if it has none for VERSION/DEVICE, 4 if it can't be read, 5 if its data is damaged.
@@ -33,13 +33,17 @@ def command(folder: str | None, registries: tuple[str, ...], as_json: bool) -> i
     wanted = None if folder is None else Folder.parse(folder)
     names = registry_names(registries, os.environ)
     found: list[tuple[str, Folder, tuple[BundleRow, ...]]] = []
-    for name in names:
-        registry = open_registry(name)
-        for notice in registry.descriptor().notices:
-            note(f"{name}: {notice}")
-        found += [
-            (name, place, registry.manifest(place).bundles) for place in registry.folders() if wanted in (None, place)
-        ]
+    with opening(None, timeout=timeout, offline=offline) as opener:
+        for name in names:
+            registry = Registry(opener(name))
+            notices = list(registry.descriptor().notices)
+            for place in registry.folders():
+                if wanted in (None, place):
+                    manifest = registry.manifest(place)
+                    notices += manifest.notices
+                    found.append((name, place, manifest.bundles))
+            for notice in dict.fromkeys(notices):
+                note(f"{name}: {notice}")
     if as_json:
         rows = [_builtins(name, place, row) for name, place, bundles in found for row in bundles]
         print_json({"registries": list(names), "bundles": rows})

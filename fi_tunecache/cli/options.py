@@ -5,27 +5,32 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from ..deadline import Deadline
 from ..errors import UsageError
 from ..match_level import MatchLevel
 from ..measurement_policy import EXECUTION_MODES, MeasurementPolicy
-from ..registry_tree import registry_names
+from ..registry_tree import COMMAND_DEADLINE, RegistryTree, open_tree, registry_names
 from ..selection import Request
 from ..target import Target, TargetOptions, find_target
 from ..user_cache import UserCache
+from .output import progress
 
 __all__ = [
     "as_json",
     "environment_options",
     "match_options",
     "note",
-    "registry_option",
+    "opening",
+    "registry_options",
     "request_from",
     "target_from",
+    "timeout_option",
     "user_cache",
 ]
 
@@ -33,14 +38,47 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with stable keys (docs/json.md).")
 
-registry_option = click.option(
-    "--registry",
-    "registries",
-    multiple=True,
-    metavar="NAME",
-    help="'embedded' or a path (/…, ./…); repeat for several, the first has precedence. "
-    "Default: FI_TUNECACHE_REGISTRY, else the embedded one.",
+timeout_option = click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=COMMAND_DEADLINE,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a Hub may take, in all.",
 )
+
+
+def registry_options(command: _Command) -> _Command:
+    """Which registries, and how a Hub among them may be used."""
+    options = [
+        click.option(
+            "--registry",
+            "registries",
+            multiple=True,
+            metavar="NAME",
+            help="hf://datasets/ORGANISATION/NAME[@REVISION], a path (/…, ./…), or 'embedded'; repeat for several, the "
+            "first has precedence. Default: FI_TUNECACHE_REGISTRY, else the embedded one.",
+        ),
+        timeout_option,
+        click.option(
+            "--offline", is_flag=True, help="Ask no Hub; take what is cached of it. So does HF_HUB_OFFLINE=1."
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@contextlib.contextmanager
+def opening(
+    cache: UserCache | None, *, timeout: float = COMMAND_DEADLINE, offline: bool = False
+) -> Iterator[Callable[[str], RegistryTree]]:
+    """How registries are opened while a command runs; on a terminal it is shown what is being fetched.
+
+    Without a cache the user's is found once a Hub needs it: other registries do without."""
+    with progress() as say:
+        opener = partial(open_tree, cache=cache, deadline=Deadline(timeout), offline=offline, progress=say)
+        yield lru_cache(maxsize=None)(opener)  # a registry is asked for its commit once
 
 
 def note(line: str) -> None:
@@ -125,8 +163,8 @@ def _facts(given: tuple[str, ...]) -> Mapping[str, str]:
     return facts
 
 
-def target_from(arguments: Mapping[str, Any]) -> Target:
-    """The environment that the options of :func:`environment_options` and :data:`registry_option` describe."""
+def target_from(arguments: Mapping[str, Any], opener: Callable[[str], RegistryTree]) -> Target:
+    """The environment that the options of :func:`environment_options` and :func:`registry_options` describe."""
     options = TargetOptions(
         device=arguments["device"],
         environment_file=arguments["environment_file"],
@@ -135,11 +173,11 @@ def target_from(arguments: Mapping[str, Any]) -> Target:
         gpu_index=arguments["gpu_index"],
         probe=arguments["probe"],
     )
-    return find_target(options, registry_names(arguments["registries"], os.environ), note)
+    return find_target(options, registry_names(arguments["registries"], os.environ), note, opener)
 
 
-def request_from(target: Target, arguments: Mapping[str, Any]) -> Request:
-    """The request that the options of :func:`match_options` and :data:`registry_option` describe.
+def request_from(target: Target, arguments: Mapping[str, Any], lock: str | None = None) -> Request:
+    """The request that the options of :func:`match_options` and :func:`registry_options` describe.
 
     Raises HardwareError where the GPU or FlashInfer's version is undetermined.
     """
@@ -150,6 +188,7 @@ def request_from(target: Target, arguments: Mapping[str, Any]) -> Request:
         level=_level(arguments["level"]),
         policy=MeasurementPolicy.from_execution_mode(arguments["execution_mode"]),
         skip_ops=frozenset(arguments["skip_ops"]),
+        lock=lock,
     )
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..environment import Environment
 from ..errors import UsageError
 from ..wording import count_entries, plural
+
+if TYPE_CHECKING:
+    from rich.status import Status
 
 __all__ = [
     "environment_builtins",
@@ -18,6 +23,7 @@ __all__ = [
     "print_json",
     "print_line",
     "print_table",
+    "progress",
 ]
 
 _NARROWEST = 80
@@ -79,6 +85,26 @@ def print_table(
         console.print(table)
     for line in capture.get().splitlines():
         click.echo(line.rstrip(), color=True)
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Shows the last line it was told while work goes on, if the standard error is a terminal."""
+    with contextlib.ExitStack() as stack:
+        shown: list[Status] = []
+
+        def say(line: str) -> None:
+            if not sys.stderr.isatty():
+                return
+            if not shown:
+                from rich.console import Console
+
+                shown.append(stack.enter_context(Console(stderr=True, highlight=False).status("", speed=0.5)))
+            from rich.text import Text
+
+            shown[0].update(Text(_printable(line)))
+
+        yield say
 
 
 def other_level_line(here: int, level: str, entries: int, bundles: int) -> str:

@@ -3,46 +3,42 @@
 from __future__ import annotations
 
 import os
-import stat
+import shlex
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 from msgspec import Struct
 
 from ..atomic_file import write_atomic
-from ..environment import Environment
-from ..errors import CacheError, HardwareError, UsageError
+from ..errors import CacheError, UsageError
+from ..folder import Folder
 from ..retrieval import Pulled, pull
 from ..target import Target
 from ..user_cache import UserCache
-from ..wording import count_entries, plural
+from ..wording import at_revision, count_entries, plural
+from .destination import ANOTHER_FILE, find_destination
 from .options import (
     as_json,
     environment_options,
     match_options,
     note,
-    registry_option,
+    opening,
+    registry_options,
     request_from,
     target_from,
     user_cache,
 )
 from .output import environment_builtins, other_level_line, print_json, print_line
 
+if TYPE_CHECKING:
+    from ..registry_lock import RegistryLock
+    from ..seeding import Seeded
+
 __all__ = ["command"]
-
-_ANOTHER_FILE = "choose another file with --to"
-
-
-class _StampedMetadata(Struct, frozen=True):
-    fi_tunecache: dict[str, Any]
-
-
-class _Stamped(Struct, frozen=True):
-    metadata: _StampedMetadata = msgspec.field(name="_metadata")
-    generation: str | None = msgspec.field(name="_generation", default=None)
 
 
 class _Verdict(Struct, frozen=True):
@@ -71,92 +67,109 @@ class _Reasons(Struct, frozen=True):
     "--to",
     "destination",
     default="cache",
-    metavar="cache|FILE",
-    help="cache: the user cache alone (default); FILE: also a v1 file that FlashInfer in this environment loads.",
+    metavar="cache|FILE|flashinfer|vllm",
+    help="cache: the user cache alone (default). FILE: also a v1 file that FlashInfer in this environment loads. "
+    "flashinfer: also what is missing in its managed store; flashinfer:DIR: in the one with that root. "
+    "vllm: in the one that vLLM uses on one GPU (with several ranks it reads a v1 file for each, as SGLang always "
+    "does; such files must not be placed by hand).",
 )
 @click.option("--force", is_flag=True, help="Replace FILE even if pull did not make it.")
-@click.option("--offline", is_flag=True, help="Use what is cached without asking a registry whether it is current.")
+@click.option(
+    "--lock",
+    "lock_to",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also pin what was pulled from: registries, commits, hashes. What FILE pins of the same commits stays.",
+)
+@click.option(
+    "--locked",
+    "lock_from",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Pull what FILE pins and nothing else; its registries are used. Exit code 5 for anything else.",
+)
+@click.option("--allow-rollback", is_flag=True, help="Take a manifest that is older than one seen before.")
 @environment_options
 @match_options
-@registry_option
+@registry_options
 @as_json
-def command(destination: str, force: bool, offline: bool, as_json: bool, **arguments: Any) -> int:
+def command(
+    destination: str,
+    force: bool,
+    lock_to: Path | None,
+    lock_from: Path | None,
+    allow_rollback: bool,
+    timeout: float,
+    offline: bool,
+    as_json: bool,
+    **arguments: Any,
+) -> int:
     """Get the tuned entries that are valid for an environment.
 
     They are taken from the embedded registry unless --registry or FI_TUNECACHE_REGISTRY names
     others. Exit code 3 if nothing fits, 4 if a registry can't be read, 5 if its data is damaged.
     """
     started = time.perf_counter()
-    target = target_from(arguments)
-    request = request_from(target, arguments)
-    file = None if destination == "cache" else _output_file(destination, target, force=force)
-    with user_cache() as cache:
-        pulled = pull(request, cache=cache, offline=offline)
+    with user_cache() as cache, opening(cache, timeout=timeout, offline=offline) as opener:
+        lock, digest = _locked(lock_from, lock_to, arguments["registries"])
+        if lock is not None:
+            arguments["registries"] = lock.names
+            opener = lock.opener(opener)
+        target = target_from(arguments, opener)
+        request = request_from(target, arguments, digest)
+        root, file = find_destination(destination, target, request.policy, force=force)
+        pulled = pull(
+            request,
+            cache=cache,
+            opener=opener,
+            offline=offline,
+            deadline=timeout,
+            allow_rollback=allow_rollback,
+            accept=(lambda _: None) if lock is None else partial(lock.check, folder=Folder.of(request.environment)),
+        )
+        if lock_to is not None:
+            from ..registry_lock import lock_selection
+            from .lock_file import write_lock_file
+
+            write_lock_file(lock_to, lock_selection(pulled.selection, Folder.of(request.environment), opener))
     if pulled.not_stored is not None:
-        if file is None:
+        if root is None and file is None:
             raise CacheError(pulled.not_stored, "or write a file with --to FILE")
         note(f"not kept in the cache: {pulled.not_stored}")
     if file is not None:
         from ..materialisation import stamped
 
         data = stamped(pulled.selection, pulled.data, target.environment)
-        write_atomic(Path(os.path.realpath(file)), data, advice=_ANOTHER_FILE)
+        write_atomic(Path(os.path.realpath(file)), data, advice=ANOTHER_FILE)
+    seeded = None
+    if root is not None:
+        from ..materialisation import marked_entries
+        from ..seeding import seed_store
+
+        entries = marked_entries(pulled.selection, pulled.data)
+        seeded = seed_store(root, target.environment, request.policy, entries)
     stored = None if pulled.not_stored else cache.selection_path(pulled.selection.id)
     milliseconds = (time.perf_counter() - started) * 1000
     reasons = _reasons(pulled, cache)
     if as_json:
-        print_json(_builtins(pulled, target, reasons, stored, file))
+        print_json(_builtins(pulled, target, reasons, stored, file, seeded))
     else:
         _print(pulled, target, reasons, stored, file, milliseconds)
+        if seeded is not None:
+            _print_seeded(seeded, destination, target)
     return 0
 
 
-def _output_file(destination: str, target: Target, *, force: bool) -> Path:
-    if destination in ("", "flashinfer"):
-        problem = "is not there yet" if destination else "names no file"
-        raise UsageError(f"--to {destination!r} {problem}", "use --to FILE, such as --to tuned.json")
-    if missing := target.environment.undetermined():
-        reasons = "; ".join(f"{fact}: {target.reason(fact).partition('; ')[0]}" for fact in missing)
-        raise HardwareError(
-            f"FlashInfer would ignore a file that lacks a fact ({reasons})",
-            f"give it with --fact {missing[0]}=VALUE, or all with --environment FILE or --like",
-        )
-    file = Path(destination)
-    _require_full_fingerprint(target.environment)
-    try:
-        mode = file.stat().st_mode
-    except FileNotFoundError:
-        return file
-    except OSError as error:
-        raise CacheError(f"{destination} can't be written ({error.strerror})", _ANOTHER_FILE) from error
-    if not stat.S_ISREG(mode):  # such as a directory, /dev/null or a pipe: it would be replaced
-        raise UsageError(f"{destination} is there and not a file", "name a new file, such as tuned.json")
-    if not force and not _is_stamped(file):
-        raise UsageError(
-            f"{destination} is there and holds something else than an unchanged file of ours",
-            "name another file, or replace it with --force",
-        )
-    return file
+def _locked(
+    lock_from: Path | None, lock_to: Path | None, registries: tuple[str, ...]
+) -> tuple[RegistryLock | None, str | None]:
+    if lock_from is None:
+        return None, None
+    if lock_to is not None or registries:
+        raise UsageError("--locked names the registries, and pins them already", "leave out --lock and --registry")
+    from .lock_file import read_lock_file
 
-
-def _is_stamped(file: Path) -> bool:
-    """Whether a file is one that pull made and nobody has added to (FlashInfer adds ``_generation``)."""
-    try:
-        header = msgspec.json.decode(file.read_bytes(), type=_Stamped)
-    except (OSError, msgspec.DecodeError, RecursionError):
-        return False
-    return "selection" in header.metadata.fi_tunecache and header.generation is None
-
-
-def _require_full_fingerprint(environment: Environment) -> None:
-    """Raises UsageError for a fingerprint in the short form that is compared, where FlashInfer stamps a longer one."""
-    from ..wheel_facts import is_whole_fingerprint
-
-    if not is_whole_fingerprint(environment.raw("flashinfer_version"), environment.raw("cutlass_dsl_version") or ""):
-        raise UsageError(
-            f"cutlass_dsl_version is not what FlashInfer {environment.flashinfer_version} stamps, which has hashes",
-            "take it from `fi-tunecache env --json` on the machine that serves",
-        )
+    return read_lock_file(lock_from)
 
 
 def _reasons(pulled: Pulled, cache: UserCache) -> _Reasons | None:
@@ -179,7 +192,7 @@ def _print(
     milliseconds: float,
 ) -> None:
     selection, environment = pulled.selection, target.environment
-    names = ", ".join(name if revision is None else f"{name}@{revision[:7]}" for name, revision in selection.registries)
+    names = ", ".join(at_revision(name, revision) for name, revision in selection.registries)
     print_line(
         f"{count_entries(selection.entries)} for {environment.gpu}, flashinfer "
         f"{environment.flashinfer_version} ({selection.level}) from {names} in {milliseconds:.0f} ms"
@@ -206,23 +219,59 @@ def _print(
         print_line(f"Selection: {stored}")
     if file is not None:
         print_line(f'Wrote {file}; load it with flashinfer.autotune(False, cache="{file}")')
-        if target.described:
-            print_line(f"It loads only where FlashInfer computes the same facts ({target.origin}).")
-            if environment.cutlass_dsl_version != environment.fact("cutlass_dsl_version"):
-                print_line(
-                    f"For flashinfer {environment.flashinfer_version} they contain that machine's torch and virtual "
-                    "environment path: to serve elsewhere, pull there."
-                )
+        _print_where(target, "It loads")
+
+
+def _print_seeded(seeded: Seeded, destination: str, target: Target) -> None:
+    print_line(f"Seeded {count_entries(seeded.seeded)} into {seeded.path}, where flashinfer.autotune_v2 looks")
+    if seeded.kept:
+        print_line(f"  {seeded.kept:,} kept: what FlashInfer has tuned itself for their op and shape stays")
+    if seeded.skipped:
+        print_line(f"  {seeded.skipped:,} skipped: seeded before")
+    if seeded.outdated:
+        print_line(
+            f"  {count_entries(seeded.outdated)} seeded before and not in this selection: "
+            f"`fi-tunecache cache clear --to {shlex.quote(destination)}` removes all that was seeded, then pull again"
+        )
+    if seeded.problems:
+        print_line(f"  {plural(len(seeded.problems), 'problem')} in that folder, e.g. {seeded.problems[0]}")
+    _print_where(target, "They are found")
+
+
+def _print_where(target: Target, what: str) -> None:
+    environment = target.environment
+    if target.described:
+        print_line(f"{what} only where FlashInfer computes the same facts ({target.origin}).")
+        if environment.cutlass_dsl_version != environment.fact("cutlass_dsl_version"):
+            print_line(
+                f"For flashinfer {environment.flashinfer_version} they contain that machine's torch and virtual "
+                "environment path: to serve elsewhere, pull there."
+            )
 
 
 def _builtins(
-    pulled: Pulled, target: Target, reasons: _Reasons | None, stored: Path | None, file: Path | None
+    pulled: Pulled,
+    target: Target,
+    reasons: _Reasons | None,
+    stored: Path | None,
+    file: Path | None,
+    seeded: Seeded | None,
 ) -> dict[str, Any]:
     selection = pulled.selection
     return {
         "selection": selection.id,
         "path": None if stored is None else str(stored),
         "file": None if file is None else str(file),
+        "store": None
+        if seeded is None
+        else {
+            "path": str(seeded.path),
+            "seeded": seeded.seeded,
+            "kept": seeded.kept,
+            "skipped": seeded.skipped,
+            "outdated": seeded.outdated,
+            "problems": list(seeded.problems),
+        },
         "hit": pulled.hit,
         "match": selection.level.value,
         "policy": selection.policy,

@@ -8,11 +8,19 @@ import click
 
 from ..errors import NoMatchError
 from ..materialisation import resolution_builtins
-from ..registry_tree import open_tree
 from ..retrieval import no_match, resolve
 from ..verdict import Resolution
 from ..wording import count_entries, plural
-from .options import as_json, environment_options, match_options, registry_option, request_from, target_from, user_cache
+from .options import (
+    as_json,
+    environment_options,
+    match_options,
+    opening,
+    registry_options,
+    request_from,
+    target_from,
+    user_cache,
+)
 from .output import environment_builtins, other_level_line, print_json, print_line
 
 __all__ = ["command"]
@@ -21,17 +29,20 @@ __all__ = ["command"]
 @click.command("resolve")
 @environment_options
 @match_options
-@registry_option
+@registry_options
 @as_json
-def command(as_json: bool, **arguments: Any) -> int:
+def command(timeout: float, offline: bool, as_json: bool, **arguments: Any) -> int:
     """Show what would be chosen for an environment and why; every bundle with its reason. Stores nothing.
 
     Exit code 3 if nothing fits.
     """
-    target = target_from(arguments)
-    request = request_from(target, arguments)
-    with user_cache() as cache:
-        asked, other = resolve(request, cache=cache)
+    with user_cache() as cache, opening(cache, timeout=timeout, offline=offline) as opener:
+        target = target_from(arguments, opener)
+        request = request_from(target, arguments)
+        trees = [opener(name) for name in request.registries]
+        asked, other = resolve(
+            request, cache=cache, opener=dict(zip(request.registries, trees, strict=True)).__getitem__
+        )
     if as_json:
         print_json(
             {
@@ -48,7 +59,7 @@ def command(as_json: bool, **arguments: Any) -> int:
     print_line(f"{target.environment.gpu}, flashinfer {target.environment.flashinfer_version} ({target.origin})")
     _print_resolution(asked, other)
     if not asked.chosen:
-        raise no_match(asked, other, [open_tree(name) for name in request.registries], explained=True)
+        raise no_match(asked, other, [opener(name) for name in request.registries], explained=True)
     return 0
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from ..errors import FormatError, UsageError
-from ..registry import open_registry
-from ..registry_tree import DESCRIPTOR, EMBEDDED, registry_names
+from ..registry import Registry
+from ..registry_tree import DESCRIPTOR, EMBEDDED, HUB_SCHEME, registry_names
 from ..user_cache import UserCache
 from ..verification import Report, verify_cache, verify_file, verify_registry
 from ..wording import plural
-from .options import as_json
+from .options import as_json, opening, timeout_option
 from .output import print_json, print_line
 
 __all__ = ["command"]
@@ -21,8 +21,9 @@ __all__ = ["command"]
 
 @click.command("verify")
 @click.argument("target", required=False, metavar="[REGISTRY|FILE|cache]")
+@timeout_option
 @as_json
-def command(target: str | None, as_json: bool) -> int:
+def command(target: str | None, timeout: float, as_json: bool) -> int:
     """Check hashes, schema and rules of a registry (by default those in use), a bundle or v1 file, or the cache.
 
     Every problem is a line. Exit code 5 if there is one.
@@ -31,11 +32,13 @@ def command(target: str | None, as_json: bool) -> int:
     if target == "cache":
         cache = UserCache.locate()
         reports[str(cache.root)] = verify_cache(cache)
-    elif target is None or target == EMBEDDED or Path(target, DESCRIPTOR).is_file():
+    elif target is None or target == EMBEDDED or target.startswith(HUB_SCHEME) or Path(target, DESCRIPTOR).is_file():
         # Where nothing is trusted, a directory that is a registry may be named without its ./
-        given = target if target in (None, EMBEDDED) else str(Path(target).absolute())
-        for name in registry_names((given,) if given else (), os.environ):
-            reports[name] = verify_registry(open_registry(name))
+        is_name = target is None or target == EMBEDDED or target.startswith(HUB_SCHEME)
+        given = target if is_name else str(Path(target or "").absolute())
+        with opening(None, timeout=timeout) as opener:
+            for name in registry_names((given,) if given else (), os.environ):
+                reports[name] = verify_registry(Registry(opener(name)))
     else:
         reports[target] = _verify_path(Path(target))
     problems = sum(len(report.problems) for report in reports.values())
