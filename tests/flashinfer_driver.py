@@ -11,7 +11,11 @@ its own. Its fields, all of them optional:
 ``load``, ``cache``, ``tune``
     A v1 file for ``load_configs``; one for ``autotune(tune, cache=…)``.
 ``store``, ``execution_mode``
-    A root for ``autotune_v2(mode="replay")`` and its measurement policy.
+    A root for ``autotune_v2(mode="replay")`` and its measurement policy; with ``tune`` its mode is that.
+``offers``
+    Let FlashInfer profile: pairs of runner class and tactic that are offered, the fastest first.
+``refused``
+    Such pairs that the runners' validators do not let pass.
 ``lookups``
     What to ask: ``custom_op``, ``runners`` (class and extras, dtypes as strings such as
     ``"torch.bfloat16"``) and ``shapes`` of the inputs, ``(0,)`` for what is no tensor.
@@ -28,7 +32,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -67,19 +71,35 @@ def value(extra: Any) -> Any:
     return extra
 
 
-def toy_runner(name: str, extras: list[Any]) -> TunableRunner:
-    members = {
+def toy_runner(name: str, extras: list[Any], scenario: dict[str, Any]) -> TunableRunner:
+    members: dict[str, Any] = {
         "get_valid_tactics": refuse_to_profile,
         "get_cache_key_extras": lambda self, inputs: value(extras),
         "forward": lambda self, inputs, tactic=-1, do_preparation=False, **kwargs: None,
     }
+    if "offers" in scenario:
+        offered = [value(tactic) for runner, tactic in scenario["offers"] if runner == name]
+        members["get_valid_tactics"] = lambda self, inputs, profile: offered
+    if "refused" in scenario:
+        members["validate_tactic"] = lambda self, inputs, tactic: (name, tactic) not in value(scenario["refused"])
     return type(name, (TunableRunner,), members)()
 
 
-def ask(tuner: AutoTuner, lookup: dict[str, Any]) -> dict[str, Any]:
+def profile_with(offers: list[Any]) -> Callable[..., float]:
+    """Takes the place of ``_profile_single_kernel``: what is offered in order, then the default."""
+    order = list(value(offers))
+
+    def profile(runner: TunableRunner, inputs: list[Any], tactic: Any, *_: Any, **__: Any) -> float:
+        candidate = (type(runner).__name__, tactic)
+        return 1.0 + (order.index(candidate) if candidate in order else len(order))
+
+    return profile
+
+
+def ask(tuner: AutoTuner, lookup: dict[str, Any], scenario: dict[str, Any]) -> dict[str, Any]:
     """What the tuner looks for, what ``search_cache`` finds, and what ``choose_one`` returns to an op."""
     op = lookup["custom_op"]
-    runners = [toy_runner(name, extras) for name, extras in lookup["runners"]]
+    runners = [toy_runner(name, extras, scenario) for name, extras in lookup["runners"]]
     # Meta tensors have a shape and no memory: a model's real shapes cost nothing.
     inputs = [None if shape == [0] else torch.empty(shape, device="meta") for shape in lookup["shapes"]]
     config = TUNING_CONFIGS[op]
@@ -105,12 +125,14 @@ def context(tuner: AutoTuner, scenario: dict[str, Any], answer: dict[str, Any]) 
     elif "store" in scenario:
         mode = scenario.get("execution_mode", "auto")
         policy = None if mode == "auto" else MeasurementPolicy(execution_mode=mode)
+        task = "tune" if scenario.get("tune") else "replay"
         diagnostics = {}
         with contextlib.suppress(ImportError):  # 0.7.4 and newer
             from flashinfer.autotune_cache import ReplayCoverage
 
-            diagnostics["replay_report"] = ReplayCoverage(max_records=100_000)
-        with autotune_v2("replay", cache_root=scenario["store"], measurement_policy=policy, **diagnostics):
+            if task == "replay":
+                diagnostics["replay_report"] = ReplayCoverage(max_records=100_000)
+        with autotune_v2(task, cache_root=scenario["store"], measurement_policy=policy, **diagnostics):
             answer["preloaded"] = len(tuner._managed_decoded)
             yield
         for report in diagnostics.values():
@@ -127,11 +149,14 @@ def play(scenario: dict[str, Any]) -> dict[str, Any]:
     AutoTuner._instance = None
     tuner = AutoTuner.get()
     tuner._prepare_input_tensors = refuse_to_profile
+    if "offers" in scenario:
+        tuner._prepare_input_tensors = lambda profile, inputs: inputs
+        tuner._profile_single_kernel = profile_with(scenario["offers"])
     answer: dict[str, Any] = {}
     if "load" in scenario:
         answer["loaded"] = tuner.load_configs(scenario["load"])
     with context(tuner, scenario, answer):
-        answer["answers"] = [ask(tuner, lookup) for lookup in scenario.get("lookups", [])]
+        answer["answers"] = [ask(tuner, lookup, scenario) for lookup in scenario.get("lookups", [])]
         answer["entries"] = len(tuner._file_configs)
     if "save" in scenario:
         tuner.save_configs(scenario["save"])

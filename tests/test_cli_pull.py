@@ -228,11 +228,6 @@ def test_a_fingerprint_that_is_whole_is_stamped(
     ("destination", "line"),
     [
         pytest.param("", "--to '' names no file; use --to FILE, such as --to tuned.json", id="no name"),
-        pytest.param(
-            "flashinfer",
-            "--to 'flashinfer' is not there yet; use --to FILE, such as --to tuned.json",
-            id="the managed store",
-        ),
         pytest.param("folder", "folder is there and not a file; name a new file, such as tuned.json", id="a folder"),
         pytest.param(
             "/dev/null", "/dev/null is there and not a file; name a new file, such as tuned.json", id="a device"
