@@ -1,4 +1,4 @@
-"""On a real GPU: the light probe agrees with FlashInfer, and a pulled file is served to real kernels.
+"""On a real GPU: the light probe agrees with FlashInfer; what is pulled, seeded or published is served to real kernels.
 
 Run with `pytest -m gpu tests/test_on_gpu.py` where torch, FlashInfer and this package are installed.
 What is asked is what the embedded bundles were tuned for: (K, N) = (4096, 4096), M up to 256.
@@ -6,6 +6,7 @@ What is asked is what the embedded bundles were tuned for: (K, N) = (4096, 4096)
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import run_process
 
 from fi_tunecache.environment import Environment
 from fi_tunecache.json_document import decode_json
@@ -46,16 +48,12 @@ def test_the_light_probe_agrees_with_flashinfer_in_every_fact(here: Environment)
     assert environment("light") == here
 
 
-def test_a_pulled_file_is_served_to_real_kernels(here: Environment, tmp_path: Path) -> None:
-    import flashinfer
-    import torch
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, bool]]:
+    """How often each op was looked up, by whether it was found."""
     from flashinfer.autotuner import AutoTuner
 
-    request = Request(environment=here, registries=("embedded",), level=MatchLevel.COMPATIBLE)
-    pulled = pull(request, cache=UserCache(tmp_path / "cache"))
-    file = tmp_path / "tuned.json"
-    file.write_bytes(stamped(pulled.selection, pulled.data, here))
-
+    AutoTuner._instance = None
     tuner = AutoTuner.get()
     search, seen = tuner.search_cache, Counter[tuple[str, bool]]()
 
@@ -64,15 +62,74 @@ def test_a_pulled_file_is_served_to_real_kernels(here: Environment, tmp_path: Pa
         seen[custom_op, bool(found[0])] += 1
         return found
 
-    tuner.search_cache = counted
+    monkeypatch.setattr(tuner, "search_cache", counted)
+    return seen
+
+
+def all_hit(seen: Counter[tuple[str, bool]]) -> None:
+    assert seen[("bf16_gemm", False)] == seen[("fp8_gemm", False)] == 0
+    assert seen[("bf16_gemm", True)] == 2 * len(BUCKETS)
+    assert seen[("fp8_gemm", True)] == len(BUCKETS)
+
+
+def test_a_pulled_file_is_served_to_real_kernels(
+    here: Environment, tmp_path: Path, searches: Counter[tuple[str, bool]]
+) -> None:
+    import flashinfer
+    import torch
+
+    request = Request(environment=here, registries=("embedded",), level=MatchLevel.COMPATIBLE)
+    pulled = pull(request, cache=UserCache(tmp_path / "cache"))
+    file = tmp_path / "tuned.json"
+    file.write_bytes(stamped(pulled.selection, pulled.data, here))
     errors = []
     with flashinfer.autotune(False, cache=str(file)):
         for m in BUCKETS:
             errors += _gemms(flashinfer, torch, m)
-    assert seen[("bf16_gemm", False)] == seen[("fp8_gemm", False)] == 0
-    assert seen[("bf16_gemm", True)] == 2 * len(BUCKETS)
-    assert seen[("fp8_gemm", True)] == len(BUCKETS)
+    all_hit(searches)
     assert max(errors) < 0.01
+
+
+def test_a_seeded_managed_store_is_replayed(tmp_path: Path, searches: Counter[tuple[str, bool]]) -> None:
+    import flashinfer
+    import torch
+    from flashinfer.autotune_cache import autotune_v2
+
+    store = tmp_path / "store"
+    seeding = ("pull", "--match", "compatible", "--to", f"flashinfer:{store}")
+    first = run_process(*seeding, "--json", folder=tmp_path)
+    report = json.loads(first.stdout)["store"]
+    assert report["seeded"] > 0
+    assert (report["kept"], report["skipped"]) == (0, 0)
+    with autotune_v2("replay", cache_root=str(store)):
+        errors = [error for m in BUCKETS for error in _gemms(flashinfer, torch, m)]
+    all_hit(searches)
+    assert max(errors) < 0.01
+    cleared = run_process("cache", "clear", "--to", f"flashinfer:{store}", "--json", folder=tmp_path)
+    assert json.loads(cleared.stdout)["entries"] == report["seeded"]
+
+
+def test_what_is_tuned_here_is_published_and_served(tmp_path: Path, searches: Counter[tuple[str, bool]]) -> None:
+    import flashinfer
+    import torch
+
+    saved, registry = tmp_path / "saved.json", tmp_path / "registry"
+    with flashinfer.autotune(True, cache=str(saved)):
+        _gemms(flashinfer, torch, BUCKETS[-1])
+    published = run_process("publish", saved, "--to", registry, "--yes", "--json", folder=tmp_path)
+    assert published.returncode == 0, published.stderr
+    (added,) = json.loads(published.stdout)["bundles"]
+    assert added["round_trip"] == f"flashinfer {flashinfer.__version__}", published.stderr
+
+    pulled = run_process("pull", "--registry", registry, "--to", tmp_path / "tuned.json", folder=tmp_path)
+    assert pulled.returncode == 0, pulled.stderr
+    searches.clear()
+    with flashinfer.autotune(False, cache=str(tmp_path / "tuned.json")):
+        _gemms(flashinfer, torch, BUCKETS[-1])
+    assert searches[("fp8_gemm", True)] == 1
+    refused = run_process("publish", tmp_path / "tuned.json", "--to", registry, "--yes", folder=tmp_path)
+    assert refused.returncode == 2
+    assert added["sha256"][:16] in refused.stderr
 
 
 def _gemms(flashinfer: Any, torch: Any, m: int) -> list[float]:
