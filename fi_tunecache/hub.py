@@ -141,8 +141,9 @@ def folders_among(paths: Iterable[str]) -> tuple[Folder, ...]:
     """The folders of a registry whose files have these paths, sorted."""
     found = []
     for path in paths:
-        folder, _, name = path.rpartition("/")
+        version, _, below = path.partition("/")
+        slug, _, name = below.partition("/")
         with contextlib.suppress(UsageError):  # not ours: a repository may hold other things
             if name == "manifest.json":
-                found.append(Folder.parse(folder))
+                found.append(Folder(version, slug))
     return tuple(sorted(found))

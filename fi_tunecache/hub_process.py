@@ -27,6 +27,7 @@ _QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",  # without it a look into the cache may wait 3 seconds for a request
     "HF_HUB_DISABLE_XET": "1",
+    "HF_HUB_ENABLE_HF_TRANSFER": "0",  # where it is set and that package is missing, nothing can be downloaded
     "HF_HUB_DISABLE_SYMLINKS_WARNING": "1",
 }
 _TOKEN = re.compile(r"\b(?:hf|api_org)_\w{4,}")

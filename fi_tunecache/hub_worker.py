@@ -62,13 +62,27 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TRANSIENT = frozenset({429, 500, 502, 503, 504})
 _ATTEMPTS = 4
 _DISK_ERRORS = frozenset(
-    {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
+    {
+        errno.EACCES,
+        errno.EDQUOT,
+        errno.EEXIST,
+        errno.EFBIG,
+        errno.EIO,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENOENT,
+        errno.ENOSPC,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ESTALE,
+    }
 )
 _STATUS_KINDS = {401: "unauthorized", 403: "forbidden", 404: "missing", 412: "stale", 416: "garbled", 429: "rate"}
 _FAULTS_OF_A_CACHE = frozenset({"disk", "garbled"})
 """Kinds of failures that may be those of the hub cache: a lock file of another user, or half a file of other bytes."""
 
-_INCONSISTENT = "Consistency check failed"
+_INCONSISTENT = re.compile(r"Consistency check failed: (file should be of size \d+ but has size \d+)")
 """How the library says that a file has another size than was announced."""
 
 _MAX_DETAIL = 300
@@ -286,7 +300,7 @@ class _Hub:
             return _STATUS_KINDS.get(status, "server" if status >= 500 else "refused")
         if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
             return "disk"
-        if isinstance(error, OSError) and _INCONSISTENT in str(error):
+        if isinstance(error, OSError) and _INCONSISTENT.match(str(error)):
             return "garbled"
         if isinstance(error, UnicodeEncodeError):
             return "unauthorized"  # of what goes into a header only the token is not ours
@@ -338,8 +352,8 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _reason(error: BaseException) -> str:
     """What the system says of an error of the network or the disk, such as ``Connection refused``; of sizes, which."""
-    if _INCONSISTENT in str(error):
-        return str(error).splitlines()[0]
+    if inconsistent := _INCONSISTENT.match(str(error)):
+        return inconsistent[1]
     reasons = [cause.strerror for cause in _chain(error) if isinstance(cause, OSError) and cause.strerror]
     return reasons[-1] if reasons else ""
 

@@ -18,7 +18,7 @@ from .errors import FormatError, IntegrityError, UsageError
 from .folder import Folder
 from .hub_name import HubName
 from .json_document import decode_json, naming
-from .registry_tree import HUB_SCHEME, MAX_MANIFEST_BYTES, RegistryTree
+from .registry_tree import EMBEDDED, HUB_SCHEME, MAX_MANIFEST_BYTES, RegistryTree, absolute_path, is_path
 from .selection import Selection
 
 __all__ = ["LockedRegistry", "LockedTree", "RegistryLock", "lock_selection", "read_lock", "write_lock"]
@@ -64,12 +64,19 @@ class RegistryLock(Struct, frozen=True):
         """This lock with what another one holds too, if they pin the same registries; else the other one."""
         if self.names != other.names:
             return other
+        bundles = dict(self.bundles)
+        for folder, added in other.bundles.items():
+            same = all(
+                mine.manifests.get(folder) == its.manifests.get(folder)
+                for mine, its in zip(self.registries, other.registries, strict=True)
+            )
+            bundles[folder] = tuple(sorted({*added, *(bundles.get(folder, ()) if same else ())}))
         return RegistryLock(
             registries=tuple(
                 LockedRegistry(mine.name, {**mine.manifests, **its.manifests})
                 for mine, its in zip(self.registries, other.registries, strict=True)
             ),
-            bundles={**self.bundles, **other.bundles},
+            bundles=bundles,
         )
 
 
@@ -88,9 +95,21 @@ def read_lock(data: bytes, *, source: str = "") -> RegistryLock:
         if not lock.registries or not all(map(_SHA256.fullmatch, pinned)):
             raise FormatError("names no registry, or holds what is no sha256", "write one with pull --lock")
         for name in lock.names:
-            if name.startswith(HUB_SCHEME) and HubName.parse(name).commit is None:
-                raise FormatError(f"{name[:120]} is not pinned to a commit", "write one with pull --lock")
+            if not _is_pinned(name) or lock.names.count(name) > 1:
+                raise FormatError(
+                    f"{name[:120]!r} is no registry at a commit and no absolute path, or named twice",
+                    "write one with pull --lock",
+                )
     return lock
+
+
+def _is_pinned(name: str) -> bool:
+    try:
+        if name.startswith(HUB_SCHEME):
+            return HubName.parse(name).commit is not None
+    except UsageError:
+        return False
+    return name == EMBEDDED or (is_path(name) and absolute_path(name) == name)
 
 
 def write_lock(lock: RegistryLock) -> bytes:
@@ -143,11 +162,12 @@ class LockedTree:
         return tuple(folder for folder in self._tree.folders() if str(folder) in self._locked.manifests)
 
     def read(self, path: str, limit: int) -> bytes | None:
-        data = self._tree.read(path, limit)
         folder, _, file = path.rpartition("/")
-        if file == "manifest.json":
-            if folder not in self._locked.manifests:
-                raise IntegrityError(f"the lock holds nothing for {folder}", _NEXT_STEP, source=self.name)
+        is_manifest = file == "manifest.json"
+        if is_manifest and folder not in self._locked.manifests:
+            raise IntegrityError(f"the lock holds nothing for {folder}", _NEXT_STEP, source=self.name)
+        data = self._tree.read(path, limit)
+        if is_manifest:
             expected = self._locked.manifests[folder]
             actual = None if data is None else hashlib.sha256(data).hexdigest()
             if actual != expected:

@@ -5,14 +5,14 @@ A hit imports nothing that only a miss needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from .deadline import Deadline
-from .errors import CacheError, FormatError, NoMatchError
+from .errors import CacheError, FormatError, IntegrityError, NoMatchError
 from .folder import Folder
 from .registry_tree import COMMAND_DEADLINE, HUB_SCHEME, RegistryTree, open_tree
 from .selection import Request, Selection, read_selection
@@ -91,14 +91,37 @@ def pull(
     opener = opener or partial(open_tree, cache=cache, deadline=until, offline=offline)
     trees = [opener(name) for name in request.registries]
     revisions = tuple((tree.name, tree.revision(folder)) for tree in trees)
-    if held is not None and held.selection.registries == revisions:
+    if held is not None and _is_current(held.selection, trees, revisions, cache):
         return held
-    patience = until.remaining() if any(name.startswith(HUB_SCHEME) for name in request.registries) else LOCK_TIMEOUT
+    remote = any(name.startswith(HUB_SCHEME) for name in request.registries)
+    patience = until.remaining() / 2 if remote else LOCK_TIMEOUT  # what is left is for doing it ourselves
     with cache.lock(request.selection_id, patience):
         held = _held(cache, request.selection_id)  # another process may have stored it meanwhile
-        if held is not None and held.selection.registries == revisions:
+        if held is not None and _is_current(held.selection, trees, revisions, cache):
             return held
         return _make(request, trees, revisions, cache, allow_rollback, accept)
+
+
+def _is_current(
+    selection: Selection,
+    trees: Sequence[RegistryTree],
+    revisions: tuple[tuple[str, str | None], ...],
+    cache: UserCache,
+) -> bool:
+    """Whether a selection was made from what the registries are at now, and no branch was seen elsewhere since.
+
+    A branch that was may have gone back, which is noticed where the selection is made again.
+    """
+    if selection.registries != revisions:
+        return False
+    for tree, (_, revision) in zip(trees, revisions, strict=True):
+        if tree.branch is not None:
+            from .branch_record import read_record
+
+            record = read_record(cache, tree.branch)
+            if record is not None and record.commit != revision:
+                return False
+    return True
 
 
 def _make(
@@ -177,7 +200,8 @@ def resolve(
 ) -> tuple[Resolution, Resolution]:
     """Choose the entries for a request from its registries, at its match level and at the other one.
 
-    Reads manifests and bundles (those in ``cache`` from there), stores nothing.
+    Reads manifests and bundles (those in ``cache`` from there), stores nothing. That a branch has gone back, which
+    :func:`pull` refuses, is told in ``cache.notices``.
 
     Returns
     -------
@@ -192,11 +216,26 @@ def resolve(
     from .candidates import fetch_candidates, resolve_both
 
     opener = opener or partial(open_tree, cache=cache)
-    fetched = fetch_candidates(request, [opener(name) for name in request.registries], cache)
+    trees = [opener(name) for name in request.registries]
+    fetched = fetch_candidates(request, trees, cache)
     if cache is not None:
-        for notice in fetched.notices:
+        folder = Folder.of(request.environment)
+        for notice in (*fetched.notices, *_rollbacks(cache, folder, trees, fetched.serials)):
             cache.notice(notice)
     return resolve_both(request, fetched)
+
+
+def _rollbacks(
+    cache: UserCache, folder: Folder, trees: Sequence[RegistryTree], serials: Sequence[int]
+) -> Iterator[str]:
+    from .branch_record import advance
+
+    for tree, serial in zip(trees, serials, strict=True):
+        if tree.branch is not None:
+            try:
+                advance(cache, tree.branch, "", str(folder), serial)
+            except IntegrityError as error:
+                yield f"{error.problem}: pull takes that with --allow-rollback only"
 
 
 def no_match(

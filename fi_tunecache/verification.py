@@ -20,6 +20,9 @@ from .user_cache import UserCache
 
 __all__ = ["Report", "verify_cache", "verify_file", "verify_registry"]
 
+_NOT_IN_A_BUNDLE = ("benefit", "round_trip", "yanked")
+"""What only a manifest's row tells, so that it can't be compared."""
+
 
 class Report(Struct, frozen=True):
     """How many things of which sort were checked (``file`` or ``entry``), and what is wrong with them."""
@@ -49,12 +52,11 @@ def verify_registry(registry: Registry) -> Report:
 def _verify_row(registry: Registry, folder: Folder, row: BundleRow) -> list[str]:
     try:
         data = registry.bundle_bytes(folder, row)
-        described = describe_bundle(registry.bundle(folder, row, data), data, row.sha256, row.benefit)
+        described = describe_bundle(registry.bundle(folder, row, data), data, row.sha256)
     except FiTuneCacheError as error:
         return [str(error)]
-    wrong = [
-        name for name in row.__struct_fields__ if name != "yanked" and getattr(row, name) != getattr(described, name)
-    ]
+    told = [name for name in row.__struct_fields__ if name not in _NOT_IN_A_BUNDLE]
+    wrong = [name for name in told if getattr(row, name) != getattr(described, name)]
     where = f"{registry.name}/{folder}/{row.file}"
     return [f"{where}: the manifest is wrong about its {', '.join(wrong)}; tell the publisher"] if wrong else []
 

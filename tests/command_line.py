@@ -19,10 +19,20 @@ LIKE = ("--like", "0.7.4/nvidia-h200")
 """The environment of the embedded bundles, for whoever needs one."""
 
 
+TOKENS = ("hf_SECRETsecretSECRETsecretSECRETsecret", "api_org_SECRETsecretSECRETsecret")
+"""What tests log in with. They are in no output, and in no file but one that is named ``token``."""
+
+
 class Done(NamedTuple):
     code: int
     out: str
     err: str
+
+
+def secret_free(done: Done) -> Done:
+    """What was run, which has told no token."""
+    assert not any(token in text for token in TOKENS for text in (done.out, done.err))
+    return done
 
 
 class CommandLine:
@@ -36,7 +46,7 @@ class CommandLine:
     def __call__(self, *arguments: str | Path) -> Done:
         self._capsys.readouterr()
         code = main([str(argument) for argument in arguments])
-        return Done(code, *self._capsys.readouterr())
+        return secret_free(Done(code, *self._capsys.readouterr()))
 
     def output(self, *arguments: str | Path) -> str:
         """What a command that succeeds prints; nothing on standard error."""
@@ -86,7 +96,7 @@ def run_process(
 ) -> subprocess.CompletedProcess[str]:
     """``python -m fi_tunecache`` in a new process, or ``python -c`` with ``code``; warnings are errors."""
     command = [sys.executable, "-W", "error", *(("-m", "fi_tunecache") if code is None else ("-c", code))]
-    return subprocess.run(
+    done = subprocess.run(
         [*command, *map(str, arguments)],
         env=isolated(folder, environ),
         cwd=folder,
@@ -95,6 +105,8 @@ def run_process(
         timeout=60,
         **options,
     )
+    secret_free(Done(done.returncode, done.stdout, done.stderr))
+    return done
 
 
 @contextmanager
@@ -108,8 +120,21 @@ def child(*command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
             process.kill()  # does nothing where it has ended
 
 
+NO_HUB = "http://127.0.0.1:9"
+"""An endpoint where nobody listens: no test asks the true Hub."""
+_OURS = ("FI_TUNECACHE_", "HF_", "HUGGING", "TRANSFORMERS_OFFLINE", "COLUMNS", "NO_COLOR", "FORCE_COLOR", "TTY_")
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+
+
+def reads(name: str) -> bool:
+    """Whether our commands, or those that they start, act on a variable."""
+    if name.startswith("FI_TUNECACHE_TEST_"):
+        return False
+    return name.startswith((*_OURS, "CUDA_VISIBLE_DEVICES")) or name.lower() in _PROXIES
+
+
 def isolated(folder: Path, environ: dict[str, str] | None = None) -> dict[str, str]:
-    """This process's variables without those that our commands read, the cache below ``folder``."""
-    ours = ("FI_TUNECACHE_", "COLUMNS", "NO_COLOR", "FORCE_COLOR", "TTY_", "CUDA_VISIBLE_DEVICES")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    return {**kept, "FI_TUNECACHE_DIR": str(folder / "cache"), **(environ or {})}
+    """This process's variables without those that our commands read, the caches below ``folder``."""
+    kept = {name: value for name, value in os.environ.items() if not reads(name)}
+    homes = {"FI_TUNECACHE_DIR": str(folder / "cache"), "HF_HOME": str(folder / "hf"), "HF_ENDPOINT": NO_HUB}
+    return {**kept, **homes, **(environ or {})}

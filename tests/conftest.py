@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
-from command_line import CommandLine
-from hub_server import HubServer
+from command_line import TOKENS, CommandLine, isolated
+from hub_registry import Machine, as_process, in_process, one_bundle, publish
+from hub_server import Account, HubServer
 from hypothesis import settings
 from real_flashinfer import RealFlashInfer
 
@@ -20,6 +23,24 @@ settings.load_profile("tests")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell without job control ignores it for what it starts in the background, and children would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """No test prints a token, nor does what it runs."""
+    report = yield
+    if any(token in text for token in TOKENS for _, text in report.sections):
+        report.outcome, report.longrepr = "failed", "a token was printed"
+    return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_token_is_written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No file below any test's folder holds one, but those that are named ``token``."""
+    yield
+    wanted = [word for token in TOKENS for word in ("-e", token)]
+    command = ["grep", "-rlsaF", "--exclude=token", *wanted, str(tmp_path_factory.getbasetemp())]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == ""
 
 
 @pytest.fixture(scope="session")
@@ -66,12 +87,13 @@ def shared_path() -> Iterator[Path]:
 
 @pytest.fixture
 def command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """Command lines in this process, with the cache and the working directory below ``tmp_path``."""
+    """Command lines in this process, with the caches and the working directory below ``tmp_path``."""
     roots = ("FLASHINFER_AUTOTUNE_CACHE_DIR", "VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR")
-    for name in ("FI_TUNECACHE_REGISTRY", "FI_TUNECACHE_MATCH", "CUDA_VISIBLE_DEVICES", *roots):
+    environ = isolated(tmp_path, {"FLASHINFER_WORKSPACE_BASE": str(tmp_path / "flashinfer")})
+    for name in (*(os.environ.keys() - environ.keys()), *roots):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path / "flashinfer"))
-    monkeypatch.setenv("FI_TUNECACHE_DIR", str(tmp_path / "cache"))
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     return CommandLine(tmp_path, capsys)
 
@@ -82,6 +104,38 @@ def hub(tmp_path: Path) -> Iterator[HubServer]:
     with HubServer(tmp_path / "hub") as server:
         yield server
     assert server.errors == []
+
+
+@pytest.fixture(scope="session")
+def _pulled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hub and a cache with the first of two bundles; the Hub has got the other one since."""
+    folder = tmp_path_factory.mktemp("pulled")
+    with HubServer(folder / "hub") as server:
+        publish(server, one_bundle(1))
+        assert Machine(folder / "machine", server.endpoint, as_process()).entries() == 1
+        publish(server, one_bundle(2))
+    return folder
+
+
+@pytest.fixture
+def pulled_machine(
+    hub: HubServer,
+    tmp_path: Path,
+    _pulled: Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+) -> Machine:
+    """A machine, logged in to ``hub``, that has pulled the first of two bundles there.
+
+    It has the client that is installed here, or the version of huggingface_hub that the test asks for.
+    """
+    version = getattr(request, "param", None)
+    run = as_process(request.getfixturevalue("client_python")(version)) if version else in_process(capsys)
+    shutil.copytree(_pulled / "hub", hub.folder, dirs_exist_ok=True)
+    hub.tokens[TOKENS[0]] = Account()
+    found = Machine(tmp_path / "machine", hub.endpoint, run, HF_TOKEN=TOKENS[0])
+    shutil.copytree(_pulled / "machine" / "cache", found.cache, symlinks=True)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ import fi_tunecache
 from fi_tunecache.__main__ import run
 from fi_tunecache.cli import main
 
-COMMANDS = ("env", "list", "resolve", "pull", "inspect", "verify", "cache")
+COMMANDS = ("env", "list", "resolve", "pull", "inspect", "verify", "publish", "yank", "cache")
 REGISTRY_COMMANDS = ("env", "list", "resolve", "pull")
 
 

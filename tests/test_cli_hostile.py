@@ -77,10 +77,6 @@ def manifest_text(text: str) -> Callable[[Path], object]:
     return lambda root: (root / FOLDER / "manifest.json").write_text(text, "utf-8")
 
 
-def descriptor_text(text: str) -> Callable[[Path], object]:
-    return lambda root: (root / "registry.json").write_text(text, "utf-8")
-
-
 def huge_manifest(root: Path) -> None:
     os.truncate(root / FOLDER / "manifest.json", 200_000_000)
 
@@ -135,13 +131,6 @@ NO_FILE_NAME = "is not a bundle's file name"
             "the manifest is wrong about its entries",
             id="counts",
         ),
-        pytest.param(
-            descriptor_text('{"format":2,"title":"made"}'),
-            5,
-            "{root}/registry.json: registry format 2 is newer than 1; upgrade fi-tunecache",
-            id="a newer registry",
-        ),
-        pytest.param(descriptor_text("me"), 5, "{root}/registry.json: not a JSON document", id="a descriptor"),
         pytest.param(huge_manifest, 5, f"{FOLDER}/manifest.json has more than 16777216 bytes", id="200 MB"),
     ],
 )
@@ -156,6 +145,25 @@ def test_a_registry_that_is_hostile(
         assert "; " in found, "there is a next step"
     assert command_line("verify", registry).code == 5
     assert not (command_line.cache / "bundles").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        pytest.param(
+            '{"format":2,"title":"made"}',
+            "registry format 2 is newer than 1; upgrade fi-tunecache",
+            id="a newer format",
+        ),
+        pytest.param("me", "not a JSON document", id="no document"),
+    ],
+)
+def test_a_descriptor_that_is_hostile(command_line: CommandLine, registry: Path, text: str, line: str) -> None:
+    """It is for who lists a registry; pull and resolve go by the manifests alone."""
+    (registry / "registry.json").write_text(text, "utf-8")
+    assert f"{registry}/registry.json: {line}" in command_line.fault(5, "list", "--registry", registry)
+    assert command_line("verify", registry).code == 5
+    assert command_line("pull", *LIKE, "--registry", registry).code == 0
 
 
 def test_a_bundle_of_a_newer_format(command_line: CommandLine, registry: Path) -> None:

@@ -127,10 +127,16 @@ def test_registries_of_the_environment(
     assert command_line.json("list", "--registry", "embedded")["registries"] == ["embedded"]
 
 
+def announce(registry: Path, *notices: str) -> None:
+    """In the manifest of its one folder."""
+    path = registry / "0.7.4/nvidia-h200/manifest.json"
+    manifest = read_manifest(path.read_bytes(), Folder.parse("0.7.4/nvidia-h200"))
+    path.write_bytes(write_manifest(structs.replace(manifest, notices=notices)))
+
+
 @pytest.mark.parametrize("command", [["list"], ["resolve", *LIKE], ["pull", *LIKE]])
-def test_notices_of_a_registry_are_told(command_line: CommandLine, registry: Path, command: list[str]) -> None:
-    descriptor = RegistryDescriptor("made", notices=("moves to another place in May", "see the card"))
-    (registry / "registry.json").write_bytes(write_descriptor(descriptor))
+def test_notices_of_a_folder_are_told(command_line: CommandLine, registry: Path, command: list[str]) -> None:
+    announce(registry, "moves to another place in May", "see the card")
     done = command_line(*command, "--registry", registry)
     assert done.code == 0
     assert done.err == (
@@ -138,9 +144,19 @@ def test_notices_of_a_registry_are_told(command_line: CommandLine, registry: Pat
     )
 
 
-def test_a_hit_tells_no_notices(command_line: CommandLine, registry: Path) -> None:
+def test_notices_of_a_registry_are_told_to_who_lists_it(command_line: CommandLine, registry: Path) -> None:
     descriptor = RegistryDescriptor("made", notices=("moves to another place in May",))
     (registry / "registry.json").write_bytes(write_descriptor(descriptor))
+    announce(registry, "moves to another place in May", "see the card")
+    done = command_line("list", "--registry", registry)
+    assert done.err == (
+        f"fi-tunecache: {registry}: moves to another place in May\nfi-tunecache: {registry}: see the card\n"
+    )
+    assert command_line("pull", *LIKE, "--registry", registry).code == 0
+
+
+def test_a_hit_tells_no_notices(command_line: CommandLine, registry: Path) -> None:
+    announce(registry, "moves to another place in May")
     assert command_line("pull", *LIKE, "--registry", registry).err
     assert command_line.output("pull", *LIKE, "--registry", registry).splitlines()[0].endswith("(cached)")
 
@@ -175,14 +191,15 @@ def expand(line: str, folder: Path) -> str:
         pytest.param(
             "made",
             2,
-            "'made' is not the name of a registry; use 'embedded' or a path that starts with / or ./",
+            "'made' is not the name of a registry; use hf://datasets/organisation/name, a path that starts with "
+            "/ or ./, or 'embedded'",
             id="a bare word, though there is such a folder",
         ),
         pytest.param(
-            "hf://datasets/org/name",
+            "hf://org/name",
             2,
-            "'hf://datasets/org/name' is not the name of a registry; use 'embedded' or a path that starts with / or ./",
-            id="a registry on the Hub",
+            "'hf://org/name' does not name a dataset repository; write it like hf://datasets/organisation/name",
+            id="no dataset of a Hub",
         ),
         pytest.param("./none", 4, f"{HERE}/none {NO_REGISTRY}", id="not there"),
         pytest.param("./plain", 4, f"{HERE}/plain {NO_REGISTRY}", id="a plain folder"),

@@ -234,7 +234,7 @@ def test_the_registries_in_use(given: tuple[str, ...], variable: str | None, nam
 def test_a_bare_word_is_no_registry(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root.parent)  # where a folder of the name "registry" is one
 
-    with pytest.raises(UsageError, match=r"is not the name of a registry; use 'embedded' or a path") as caught:
+    with pytest.raises(UsageError, match=r"is not the name of a registry; use hf://datasets/organi") as caught:
         open_tree(name)
     assert len(str(caught.value)) < 200
 

@@ -184,15 +184,22 @@ class TestAMiss:
         assert not asked.chosen
         assert not other.chosen
 
-    def test_a_registry_of_a_newer_format_is_refused_and_notices_are_said(
+    def test_a_manifest_of_a_newer_format_is_refused_and_notices_are_said(
         self, cache: UserCache, registry: Path
     ) -> None:
-        (registry / "registry.json").write_text('{"format": 1, "name": "test", "notices": ["moved to another place"]}')
+        path = registry / "0.7.4/nvidia-h200/manifest.json"
+        manifest = json.loads(path.read_bytes())
+        path.write_text(json.dumps({**manifest, "notices": ["moved to another place"]}))
         pull(request_to(registry), cache=cache)
         assert cache.notices == [f"{registry}: moved to another place"]
-        (registry / "registry.json").write_text('{"format": 9, "name": "test"}')
+        path.write_text(json.dumps({**manifest, "format": 9}))
         with pytest.raises(FormatError, match="upgrade fi-tunecache"):
             resolve(request_to(registry))
+
+    def test_the_descriptor_is_not_read(self, cache: UserCache, registry: Path) -> None:
+        """On a Hub it would cost two requests."""
+        (registry / "registry.json").write_bytes(b"damaged")
+        assert pull(request_to(registry), cache=cache).selection.entries == 3
 
     def test_the_other_level_is_told(self, cache: UserCache, registry: Path) -> None:
         add_bundles(

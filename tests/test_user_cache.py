@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -92,11 +93,13 @@ def test_what_is_stored_is_read(cache: UserCache) -> None:
     cache.store_bundle(SHA256, DATA)
     cache.store(cache.selection_path(ID), b"selection")
     cache.store(cache.resolution_path(ID), b"why")
+    cache.store(cache.branch_path(ID), b"seen")
 
     assert cache.read_bundle(SHA256) == DATA
     assert cache.read(cache.selection_path(ID)) == b"selection"
     assert cache.notices == []
     assert [(file.kind, file.path.relative_to(cache.root).as_posix(), file.size) for file in cache.files()] == [
+        ("branches", f"branches/{ID}.json", 4),
         ("bundles", f"bundles/{SHA256}.json", len(DATA)),
         ("selections", f"selections/{ID}.json", 9),
         ("selections", f"selections/{ID}.resolution.json", 3),
@@ -312,6 +315,10 @@ def names(cache: UserCache) -> list[str]:
     return sorted(path.relative_to(cache.root).as_posix() for path in cache.root.rglob("*") if path.is_file())
 
 
+REPOSITORY = "hub/datasets--team--tuned"
+IN_REPOSITORY = ["blobs/abc", "blobs/def", "snapshots/123/0.7.4/nvidia-h200/manifest.json"]
+
+
 def filled(cache: UserCache) -> None:
     """What a cache may hold after a while, at Unix time 1e9: ours, old and new, and what is not ours."""
     put(cache, f"bundles/{OLD}.json", 31 * DAY)
@@ -319,6 +326,9 @@ def filled(cache: UserCache) -> None:
     put(cache, f"bundles/{NEW}.json", 29 * DAY)
     put(cache, f"selections/{ID}.json", 31 * DAY)
     put(cache, f"selections/{ID}.resolution.json", 31 * DAY)
+    put(cache, f"branches/{ID}.json", 29 * DAY)
+    for age, name in enumerate(IN_REPOSITORY):
+        put(cache, f"{REPOSITORY}/{name}", (31 + age) * DAY)
     put(cache, f"bundles/{TEMPORARY}", 2 * HOUR)
     put(cache, f"selections/{TEMPORARY}", HOUR / 2)
     for name in NOT_OURS:
@@ -328,6 +338,8 @@ def filled(cache: UserCache) -> None:
 NOT_OURS = [
     "bundles/notes.txt",
     "bundles/sub/" + "3" * 64 + ".json",
+    "hub/.locks/datasets--team--tuned/abc.lock",
+    "hub/datasets--a-file",
     "hub/models--x/blobs/abc",
     "locks/old.lock",
     f"locks/{TEMPORARY}",
@@ -342,13 +354,29 @@ def test_the_files_of_a_cache(cache: UserCache) -> None:
     (cache.root / "bundles" / f"{'4' * 64}.json").symlink_to(f"{OLD}.json")
 
     assert [file.path.relative_to(cache.root).as_posix() for file in cache.files()] == [
+        f"branches/{ID}.json",
         f"bundles/{OLD}.json",
         f"bundles/{OLD}.json.corrupt",
         f"bundles/{NEW}.json",
+        REPOSITORY,
         f"selections/{ID}.json",
         f"selections/{ID}.resolution.json",
     ]
-    assert cache.files()[2] == CachedFile("bundles", cache.bundle_path(NEW), 77, 1e9 - 29 * DAY)
+    assert cache.files()[3] == CachedFile("bundles", cache.bundle_path(NEW), 77, 1e9 - 29 * DAY)
+
+
+def test_a_repository_of_a_hub_counts_as_one_file(cache: UserCache, tmp_path: Path) -> None:
+    """Of the size of its files, as old as the newest; links, as huggingface_hub makes them, are not followed."""
+    filled(cache)
+    (tmp_path / "outside").write_bytes(b"outside" * 1000)
+    (cache.root / REPOSITORY / "snapshots/123/outside").symlink_to(tmp_path / "outside")
+    os.utime(cache.root / REPOSITORY / "snapshots/123/outside", (0, 0), follow_symlinks=False)
+
+    (found,) = (file for file in cache.files() if file.kind == "hub")
+    size = sum(len(f"{REPOSITORY}/{name}") for name in IN_REPOSITORY)
+    assert found == CachedFile("hub", cache.root / REPOSITORY, size, 1e9 - 31 * DAY)
+    cache.clear()
+    assert (tmp_path / "outside").exists()
 
 
 def test_pruning(cache: UserCache) -> None:
@@ -360,9 +388,10 @@ def test_pruning(cache: UserCache) -> None:
         f"{OLD}.json.corrupt",
         f"{ID}.json",
         f"{ID}.resolution.json",
+        "datasets--team--tuned",
     ]
     at_work = f"selections/{TEMPORARY}"
-    assert names(cache) == sorted([f"bundles/{NEW}.json", at_work, *NOT_OURS])
+    assert names(cache) == sorted([f"branches/{ID}.json", f"bundles/{NEW}.json", at_work, *NOT_OURS])
 
 
 def test_clearing_removes_ours_and_nothing_else(cache: UserCache) -> None:
@@ -371,7 +400,7 @@ def test_clearing_removes_ours_and_nothing_else(cache: UserCache) -> None:
     os.utime(cache.root / "selections" / TEMPORARY, (now, now))
     os.utime(cache.bundle_path(NEW), (now + DAY, now + DAY))  # a clock that was wrong
 
-    assert len(cache.clear()) == 5
+    assert len(cache.clear()) == 7
     assert names(cache) == sorted([f"selections/{TEMPORARY}", *NOT_OURS])
 
 
@@ -383,9 +412,18 @@ def test_a_link_is_not_followed(cache: UserCache, tmp_path: Path) -> None:
     put(cache, f"bundles/{NEW}.json", DAY)
     (cache.root / "bundles" / f"{OLD}.json").symlink_to(outside / f"{OLD}.json")
     (cache.root / "selections").symlink_to(outside)
+    (outside / "datasets--team--tuned").mkdir()
+    (outside / "datasets--team--tuned" / "blob").touch()
+    (cache.root / "hub").symlink_to(outside)
+    assert len(cache.files()) == 1
+    (cache.root / "hub").unlink()
+    (cache.root / "hub").mkdir()
+    (cache.root / "hub" / "datasets--team--tuned").symlink_to(outside / "datasets--team--tuned")
 
     assert [file.path.name for file in cache.clear()] == [f"{NEW}.json"]
-    assert sorted(path.name for path in outside.iterdir()) == sorted([f"{OLD}.json", f"{ID}.json"])
+    assert sorted(path.name for path in outside.rglob("*")) == sorted(
+        [f"{OLD}.json", f"{ID}.json", "datasets--team--tuned", "blob"]
+    )
 
 
 @pytest.mark.parametrize("act", [UserCache.files, UserCache.clear, lambda cache: cache.prune(older_than=0)])
@@ -400,11 +438,26 @@ def test_another_process_removes_files_at_the_same_time(
         for child in children:
             if child.is_file():
                 child.unlink()
+            elif child.name.startswith("datasets--"):
+                shutil.rmtree(child)
         return iter(children)
 
     monkeypatch.setattr(Path, "iterdir", list_and_remove)
 
     assert act(cache) == []
+
+
+def test_a_repository_loses_files_while_it_is_looked_at(cache: UserCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(cache)
+    walking = os.walk
+
+    def walk_and_remove(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        for found in walking(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            yield found
+
+    monkeypatch.setattr(os, "walk", walk_and_remove)
+    assert "hub" not in [file.kind for file in cache.files() if file.size]
 
 
 def test_a_file_that_can_not_be_removed(shared_path: Path) -> None:
