@@ -50,7 +50,7 @@ $ fi-tunecache list --registry {name}
 To add results of FlashInfer's autotuner (v1 files, managed stores, per-rank files of vLLM and SGLang):
 
 ```console
-$ fi-tunecache publish --registry {name} SOURCE
+$ fi-tunecache publish SOURCE --to {name}
 ```"""
 _IMAGE = """\
 Where an image is made without the GPU, name the one that it is for:

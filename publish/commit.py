@@ -97,10 +97,11 @@ class _Attempt:
     def run(self) -> Outcome:
         changed = False
         while True:
+            began = self._deadline.remaining()
             snapshot = self._target.snapshot()
             files = files_to_write(self._edit, snapshot, self._target.title, self._target.address)
             if files:
-                written = self._write(files, snapshot)
+                written = self._write(files, snapshot, began)
                 if written is None:
                     continue
                 self._read_back(written)
@@ -112,14 +113,14 @@ class _Attempt:
             if not self._has_overwritten(written):
                 return Outcome(written.revision, changed, self._attempts, written.pull_request, tuple(self._notices))
 
-    def _write(self, files: Mapping[str, bytes], snapshot: Snapshot) -> Written | None:
-        """None where it is worth another try."""
+    def _write(self, files: Mapping[str, bytes], snapshot: Snapshot, began: float) -> Written | None:
+        """None where it is worth another try, and there is time for one that takes as long as this."""
         self._attempts += 1
         self.doubt = self._owed
         try:
             written = self._target.write(files, snapshot, self._message, create_pr=self._create_pr)
         except StaleError as error:
-            self._pause(error.error, error.pause or 0.0)
+            self._pause(error.error, error.pause or 0.0, leave=began - self._deadline.remaining())
             return None
         except UncertainError as error:
             self._uncertain += 1
@@ -133,9 +134,9 @@ class _Attempt:
         self._unchecked = self._unchecked or snapshot
         return written
 
-    def _pause(self, error: FiTuneCacheError, at_least: float = 0.0) -> None:
+    def _pause(self, error: FiTuneCacheError, at_least: float = 0.0, *, leave: float = 0.0) -> None:
         pause = at_least + random.uniform(0, min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._attempts, 10)))
-        if pause >= self._deadline.remaining():
+        if pause + leave >= self._deadline.remaining():
             raise error
         self._sleep(pause)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -27,8 +29,9 @@ from .recorded_lookups import questions_at
 from .round_trip import round_trip
 from .source_paths import cached_bundle_paths, find_sources
 from .target import Target
+from .workload import check_line
 
-__all__ = ["Publication", "open_target", "prepare", "secrets_of"]
+__all__ = ["Publication", "check_words", "names_here", "open_target", "prepare", "secrets_of"]
 
 
 class Publication(Struct, frozen=True, kw_only=True):
@@ -52,17 +55,38 @@ def secrets_of(environ: Mapping[str, str]) -> dict[str, str]:
     return find_secrets(environ, home=home, stored_token=stored_token(environ))
 
 
+def names_here() -> tuple[str, ...]:
+    """What this host and this user are called."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a user without a name, as in a container
+        user = ""
+    host = platform.node()
+    return user, host, host.partition(".")[0]
+
+
+def check_words(option: str, text: str, environ: Mapping[str, str]) -> None:
+    """Refuse words of this user, given as ``option``, that hold more than everybody may know.
+
+    Raises UsageError; see :func:`~fi_tunecache.publish.workload.check_line`.
+    """
+    check_line(option, text, names_here())
+    if leaks := find_leaks(text.encode(), secrets_of(environ)):
+        raise UsageError(f"{option} holds {', '.join(leaks)}", "leave it out")
+
+
 def open_target(
     name: str,
     *,
     cache: UserCache,
     deadline: Deadline,
     private: bool = False,
+    create_pr: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Target:
     """The registry that is to be written: a dataset repository on a Hub, or a directory, which need not exist yet.
 
-    Raises UsageError for any other name.
+    Raises UsageError for any other name, and where a directory is to be ``private`` or to have a pull request.
     """
     if name.startswith(HUB_SCHEME):
         return HubTarget(name, HubAccess(cache, deadline, hub_is_offline(), progress), private=private)
@@ -74,8 +98,9 @@ def open_target(
     path = Path(absolute_path(name))
     if path.exists() and not path.is_dir():
         raise UsageError(f"{name} is there and not a directory", "name another one")
-    if private:
-        raise UsageError("--private is for repositories on a Hub", "leave it out for a directory")
+    if private or create_pr:
+        option = "--private" if private else "--create-pr"
+        raise UsageError(f"{option} is for repositories on a Hub", "leave it out for a directory")
     return DirectoryTarget(path, name)
 
 

@@ -1,4 +1,4 @@
-"""The workload that a publisher names: a handful of fields, and nothing that tells where or by whom it was run."""
+"""What a publisher says in words: the workload, and lines; nothing that tells where or by whom it was run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from fi_tunecache.bundle import Workload
 from fi_tunecache.errors import UsageError
 
-__all__ = ["parse_workload"]
+__all__ = ["check_line", "parse_workload"]
 
 _COUNTS = ("tensor_parallel", "expert_parallel")
 _FIELDS = tuple(field.name for field in msgspec.structs.fields(Workload))
@@ -57,7 +57,7 @@ def parse_workload(pairs: Iterable[str], *, names: Iterable[str] = ()) -> Worklo
         if field in given:
             raise UsageError(f"--workload names {field} twice", "name it once")
         if field not in _COUNTS:
-            _check_text(field, value, names)
+            check_line(f"--workload {field}", value, names)
         given[field] = value
     return Workload(
         model=given.get("model"),
@@ -77,20 +77,24 @@ def _count(given: dict[str, str], field: str) -> int | None:
     return int(value)
 
 
-def _check_text(field: str, value: str, names: Iterable[str]) -> None:
-    if len(value) > _MAX_TEXT or not value.isprintable():
-        raise UsageError(f"--workload {field} is no printable line of at most {_MAX_TEXT} characters", "shorten it")
-    if _PATH.search(value):
+def check_line(option: str, text: str, names: Iterable[str]) -> None:
+    """Check words that everybody will read, given as ``option``; ``names`` are as in :func:`parse_workload`.
+
+    Raises UsageError for anything but one printable line, and for what must not stand in a workload.
+    """
+    if _TOKEN.search(text):
+        raise UsageError(f"{option} is given what looks like a token", "revoke it, and leave it out")
+    if len(text) > _MAX_TEXT or not text.isprintable():
+        raise UsageError(f"{option} is no printable line of at most {_MAX_TEXT} characters", "shorten it")
+    if _PATH.search(text):
         raise UsageError(
-            f"--workload {field}={value[:80]} holds a path of this machine, and everybody will read it",
-            "give the name that others know, such as model=meta-llama/Llama-3.1-8B",
+            f"{option} holds a path of this machine, and everybody will read it",
+            "leave it out, or give the name that others know, such as meta-llama/Llama-3.1-8B",
         )
     for name in names:
-        if len(name) >= _MIN_NAME and name.lower() not in _NOBODY and _word(name).search(value):
+        if len(name) >= _MIN_NAME and name.lower() not in _NOBODY and _word(name).search(text):
             raise UsageError(
-                f"--workload {field}={value[:80]} holds {name!r}, the name of this host or user, and everybody will "
-                "read it",
-                "leave it out",
+                f"{option} holds {name!r}, the name of this host or user, and everybody will read it", "leave it out"
             )
 
 

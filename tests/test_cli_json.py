@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Set
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import made
 import pytest
 from command_line import CommandLine
+from made_sources import v1_file
 from msgspec import structs
 
 from fi_tunecache.bundle import Provenance, Workload
@@ -99,6 +101,7 @@ RUNS: dict[str, list[tuple[int, list[str]]]] = {
         (0, ["pull", *DRIFT]),
         (0, ["pull", *DRIFT]),
         (0, ["pull", *LIKE, "--execution-mode", "eager"]),
+        (0, ["pull", *LIKE, "--to", "flashinfer:store"]),
     ],
     "inspect SOURCE": [
         (0, ["inspect", V1, "--all"]),
@@ -118,9 +121,15 @@ RUNS: dict[str, list[tuple[int, list[str]]]] = {
         (5, ["verify", "bare.json"]),
         (0, ["verify", "cache"]),
     ],
+    "publish": [
+        (0, ["publish", "a.json", "b.json", CUDA_GRAPH, "--on-conflict", "fastest", "--to", "./target", "--yes"]),
+        (0, ["publish", "a.json", "b.json", "--on-conflict", "fastest", "--to", "./target", "--dry-run"]),
+    ],
+    "yank": [(0, ["yank", f"{FOLDER}/BUNDLE", "--from", "./registry", "--reason", "slow"])],
     "cache list": [(0, ["cache", "list"])],
     "cache prune": [(0, ["cache", "prune", "--older-than", "0"])],
     "cache clear": [(0, ["cache", "clear"])],
+    "cache clear --to": [(0, ["cache", "clear", "--to", "flashinfer:seeded"])],
 }
 
 
@@ -132,12 +141,18 @@ def test_the_page_names_every_command_that_prints_json() -> None:
 def test_the_keys_are_those_of_the_page(command_line: CommandLine, registry: Path, command: str) -> None:
     Path("bare.json").write_text("{}", "utf-8")
     command_line.output("pull", *LIKE, "--to", "tuned.json")
+    command_line.output("pull", *LIKE, "--to", "flashinfer:seeded")
     bundle = max((registry / FOLDER).glob("????????????????.json"), key=lambda path: path.stat().st_size)
+    for name, tactic in ("a.json", 3), ("b.json", 4):
+        v1_file(Path(name), [made.entry(made.key(made.CUTLASS), tactic, float(tactic))])
     names = documented()[command]
     found: set[str] = set()
     for code, arguments in RUNS[command]:
-        document = command_line.json(*(str(bundle) if word == "BUNDLE" else word for word in arguments), code=code)
-        found |= set(keys(document, names))
+        named = [str(bundle) if word == "BUNDLE" else word.replace("BUNDLE", bundle.stem) for word in arguments]
+        done = command_line(*named, "--json")
+        assert done.code == code
+        assert not done.err or command == "publish", "which tells where FlashInfer is missing"
+        found |= set(keys(json.loads(done.out), names))
     assert found == names
 
 

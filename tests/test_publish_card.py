@@ -124,7 +124,7 @@ def test_commands_are_for_what_is_there() -> None:
         ["fi-tunecache", "pull", "--registry", "./my registry", "--device", "NVIDIA H200", "--to", "tuned.json"],
         ["fi-tunecache", "list", "--registry", "./my registry"],
         ["fi-tunecache", "resolve", "--registry", "./my registry", "--like", "0.7.4/nvidia-h200"],
-        ["fi-tunecache", "publish", "--registry", "./my registry", "SOURCE"],
+        ["fi-tunecache", "publish", "SOURCE", "--to", "./my registry"],
     ]
 
 

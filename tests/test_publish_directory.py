@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import filelock
 import made
 import msgspec
 import pytest
+from command_line import snapshot
+from publisher import bundle_of, edit_of, numbers, outcomes, publisher
+from unprivileged import unprivileged
 
-from fi_tunecache.bundle import Bundle, Workload
+from fi_tunecache.atomic_file import is_temporary
+from fi_tunecache.bundle import Bundle, Workload, write_bundle
+from fi_tunecache.deadline import Deadline
 from fi_tunecache.entry import Entry, Lookup
 from fi_tunecache.environment import Environment
 from fi_tunecache.errors import CacheError, FiTuneCacheError, FormatError, UsageError
@@ -18,7 +27,8 @@ from fi_tunecache.folder import Folder
 from fi_tunecache.key import Key
 from fi_tunecache.manifest import Yank, read_manifest, write_manifest
 from fi_tunecache.publish import directory
-from fi_tunecache.publish.directory import add_bundles
+from fi_tunecache.publish.commit import commit
+from fi_tunecache.publish.directory import DirectoryTarget, add_bundles
 from fi_tunecache.registry import open_registry
 from fi_tunecache.verification import verify_registry
 
@@ -29,8 +39,16 @@ TWO = made.bundle([made.entry(made.key(made.TINY))])
 H100 = made.bundle([CUDNN], environment=made.H200.with_facts({"gpu": "NVIDIA H100"}))
 
 
+CARD = ("README.md", "coverage.svg")
+
+
 def contents(root: Path) -> dict[str, bytes]:
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    """Every file but the lock and what a killed writer leaves."""
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and not is_temporary(path.name) and path.suffix != ".lock"
+    }
 
 
 def test_a_new_registry(tmp_path: Path) -> None:
@@ -47,10 +65,10 @@ def test_a_new_registry(tmp_path: Path) -> None:
 
 def test_adding_again_changes_nothing(tmp_path: Path) -> None:
     rows = add_bundles(tmp_path, "ours", [ONE, TWO])
-    before = {path: path.stat().st_ino for path in tmp_path.rglob("*")}
+    before = snapshot(tmp_path)
 
     assert add_bundles(tmp_path, "another name", [TWO, ONE]) == [rows[1], rows[0]]
-    assert {path: path.stat().st_ino for path in tmp_path.rglob("*")} == before
+    assert snapshot(tmp_path) == before
 
 
 def test_the_same_bundle_twice_at_once_is_one(tmp_path: Path) -> None:
@@ -81,7 +99,8 @@ def test_what_others_wrote_into_a_manifest_stays(tmp_path: Path) -> None:
 
 def test_an_empty_registry(tmp_path: Path) -> None:
     assert add_bundles(tmp_path, "ours", []) == []
-    assert list(contents(tmp_path)) == ["registry.json"]
+    assert contents(tmp_path).keys() == {*CARD, "registry.json"}
+    assert open_registry(str(tmp_path)).folders() == ()
 
 
 # --- a reader in the middle
@@ -102,10 +121,10 @@ def test_a_row_is_never_seen_without_its_file(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(directory, "write_atomic", write_and_verify)
     add_bundles(tmp_path, "ours", [TWO, H100])
 
-    assert seen == [1, 2, 2, 3]
+    assert seen == [1, 1, *(1 for _ in CARD), 2, 3]
 
 
-@pytest.mark.parametrize("fails_at", [0, 1, 2])
+@pytest.mark.parametrize("fails_at", range(5))
 def test_what_fails_in_the_middle_leaves_a_sound_registry_and_can_be_repeated(
     tmp_path: Path, fails_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +146,75 @@ def test_what_fails_in_the_middle_leaves_a_sound_registry_and_can_be_repeated(
         assert open_registry(str(tmp_path)).manifest(H200).bundles == ()
     rows = add_bundles(tmp_path, "ours", [ONE])
     assert open_registry(str(tmp_path)).manifest(H200).bundles == tuple(rows)
+
+
+# --- another writer
+
+
+def numbered(root: Path) -> list[int]:
+    """Which of the publisher's bundles there are, sorted."""
+    assert verify_registry(open_registry(str(root))).problems == ()
+    return numbers(contents(root))
+
+
+def test_processes_that_publish_at_once_lose_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "registry"
+    parts = [[10 * publisher + bundle for bundle in range(1, 6)] for publisher in range(4)]
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(publisher(str(root), part, folder=tmp_path)) for part in parts]
+        done = [outcomes(process) for process in running]
+
+    assert [outcome["changed"] for part in done for outcome in part] == [True] * 20
+    assert numbered(root) == sorted(itertools.chain(*parts))
+    assert open_registry(str(root)).manifest(H200).serial == 20
+
+
+def test_who_is_killed_at_any_step_leaves_a_sound_registry_to_the_next(tmp_path: Path) -> None:
+    """Between any two files and in the middle of each: what is there is the old manifest or the new one."""
+    for number in (1, 2):
+        add_bundles(tmp_path / "undisturbed", "ours", [bundle_of(number)], address="ours")
+    for step in itertools.count():
+        root = tmp_path / str(step)
+        add_bundles(root, "ours", [bundle_of(1)], address="ours")
+        with publisher(str(root), [2], folder=tmp_path, killed_at=step) as process:
+            process.communicate()
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL
+        assert numbered(root) == [1]
+        assert [path for path in root.rglob("*") if is_temporary(path.name)] != []
+
+        add_bundles(root, "ours", [bundle_of(2)], address="ours")
+        assert contents(root) == contents(tmp_path / "undisturbed")
+    assert step == len((*CARD, "bundle", "manifest"))
+    assert numbered(root) == [1, 2]
+
+
+def test_who_is_killed_while_it_makes_a_registry(tmp_path: Path) -> None:
+    for step in range(5):
+        root = tmp_path / str(step)
+        with publisher(str(root), [1], folder=tmp_path, killed_at=step) as process:
+            process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        assert not (root / "registry.json").exists() or numbered(root) == []
+
+        add_bundles(root, "ours", [bundle_of(1)])
+        assert numbered(root) == [1]
+
+
+def test_a_writer_that_does_not_end_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
+    add_bundles(tmp_path, "ours", [ONE])
+    before = snapshot(tmp_path)
+    with filelock.FileLock(tmp_path / ".fi-tunecache.lock"):
+        with publisher(str(tmp_path), [1], folder=tmp_path, seconds=1) as process:
+            (outcome,) = outcomes(process)
+        assert outcome["said"] == f"{tmp_path} is being written by somebody else; try again"
+        assert snapshot(tmp_path) == before
+        assert [row.bundle_id for row in open_registry(str(tmp_path)).manifest(H200).bundles] == [
+            write_bundle(ONE)[1][:16]
+        ]
+    add_bundles(tmp_path, "ours", [bundle_of(1)])
+    assert len(open_registry(str(tmp_path)).manifest(H200).bundles) == 2
 
 
 # --- what is refused, and nothing written
@@ -228,6 +316,38 @@ def test_a_registry_that_can_not_be_added_to(tmp_path: Path, damage: Callable[[P
         add_bundles(tmp_path, "ours", [H100, TWO])
     assert message in str(caught.value)
     assert contents(tmp_path) == before
+
+
+def test_a_card_that_is_no_text_is_not_replaced(tmp_path: Path) -> None:
+    add_bundles(tmp_path, "ours", [ONE])
+    (tmp_path / "README.md").write_bytes("# Größe".encode("latin-1"))
+    before = contents(tmp_path)
+
+    with pytest.raises(FormatError, match=r"README\.md: not UTF-8 text; save it as UTF-8$"):
+        add_bundles(tmp_path, "ours", [TWO])
+    assert contents(tmp_path) == before
+
+
+def test_there_are_no_pull_requests(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^there is a directory: there are no pull requests; leave out --create-pr$"):
+        commit(DirectoryTarget(tmp_path / "there", "there"), edit_of(1), "", deadline=Deadline(1), create_pr=True)
+    assert not (tmp_path / "there").exists()
+
+
+def test_a_directory_that_may_only_be_read(shared_path: Path) -> None:
+    add_bundles(shared_path, "ours", [ONE])
+    for path in (shared_path, *(path for path in shared_path.rglob("*") if path.is_dir())):
+        path.chmod(0o555)
+    before = snapshot(shared_path)
+
+    with unprivileged():
+        (row,) = add_bundles(shared_path, "ours", [ONE])
+        assert row.bundle_id == write_bundle(ONE)[1][:16]
+        with pytest.raises(
+            CacheError, match=r"can't be written \(Permission denied\); check that the registry's direct"
+        ):
+            add_bundles(shared_path, "ours", [TWO])
+    assert snapshot(shared_path) == before
 
 
 def test_a_place_that_can_not_be_written(tmp_path: Path) -> None:

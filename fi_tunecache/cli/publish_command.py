@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import getpass
 import os
-import platform
+import shlex
 import sys
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,11 @@ import click
 from .. import __version__
 from ..bundle import Provenance
 from ..deadline import Deadline
-from ..errors import IntegrityError, UsageError
+from ..errors import UsageError
 from ..publish.commit import Outcome, commit
 from ..publish.conflicts import OnConflict
-from ..publish.leaks import find_leaks
 from ..publish.plan import Plan, PlannedBundle
-from ..publish.publication import Publication, open_target, prepare, secrets_of
+from ..publish.publication import Publication, check_words, names_here, open_target, prepare, secrets_of
 from ..publish.registry_edit import Edit
 from ..publish.workload import parse_workload
 from ..wording import count_entries, plural
@@ -93,7 +92,8 @@ def command(
     """
     if not sources and source is None:
         raise UsageError("there is nothing to publish", "name a source, or --from cache")
-    secrets = secrets_of(os.environ)
+    if message is not None:
+        check_words("--message", message, os.environ)
     publication = Publication(
         sources=sources,
         provenance=_provenance(arguments["workload"]),
@@ -104,24 +104,22 @@ def command(
         default_raced=_RACED[arguments["default_raced"]],
     )
     with user_cache() as cache:
+        opened = partial(open_target, target, cache=cache, private=private, create_pr=create_pr)
         with progress() as say:
-            reader = open_target(target, cache=cache, deadline=Deadline(timeout), private=private, progress=say)
-            plan, notices = prepare(publication, reader, cache, secrets=secrets, progress=say)
+            reader = opened(deadline=Deadline(timeout), progress=say)
+            plan, notices = prepare(publication, reader, cache, secrets=secrets_of(os.environ), progress=say)
         for notice in notices:
             note(notice)
         if not as_json:
             _print_plan(plan, target)
         outcome = None
         if plan.new and not dry_run:
-            text = message or _message(plan)
-            if leaks := find_leaks(text.encode(), secrets):
-                raise IntegrityError(f"the message holds {', '.join(leaks)}", "give another --message")
             if not yes:
-                _confirm(target)
+                _confirm(target, is_shown=not as_json)
             with progress() as say:  # what was asked may have taken a while: the time for writing begins now
                 until = Deadline(timeout)
-                writer = open_target(target, cache=cache, deadline=until, private=private, progress=say)
-                outcome = commit(writer, Edit(plan.rows, plan.files), text, deadline=until, create_pr=create_pr)
+                writer, edit = opened(deadline=until, progress=say), Edit(plan.rows, plan.files)
+                outcome = commit(writer, edit, message or _message(plan), deadline=until, create_pr=create_pr)
             for notice in outcome.notices:
                 note(notice)
     if as_json:
@@ -129,7 +127,7 @@ def command(
     elif outcome is not None:
         _print_outcome(outcome, target)
     elif not plan.new:
-        print_line(f"Nothing to publish: {target} has it all.")
+        print_line(f"Nothing to add to {target}.")
     return 0
 
 
@@ -137,18 +135,8 @@ def _provenance(workload: tuple[str, ...]) -> Provenance:
     return Provenance(
         created=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         tool=f"fi-tunecache {__version__}",
-        workload=parse_workload(workload, names=_names()) if workload else None,
+        workload=parse_workload(workload, names=names_here()) if workload else None,
     )
-
-
-def _names() -> list[str]:
-    """What this host and this user are called."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError, ImportError):  # a user without a name, as in a container
-        user = ""
-    host = platform.node()
-    return [user, host, host.partition(".")[0]]
 
 
 def _message(plan: Plan) -> str:
@@ -158,9 +146,10 @@ def _message(plan: Plan) -> str:
     return f"Publish {count_entries(entries)} for {gpus}, flashinfer {versions}"
 
 
-def _confirm(target: str) -> None:
-    if not sys.stdin.isatty():
-        raise UsageError("there is no terminal to ask at", "give --yes, or look first with --dry-run")
+def _confirm(target: str, *, is_shown: bool) -> None:
+    if not is_shown or not sys.stdin.isatty():
+        what = "there is no terminal to ask at" if is_shown else "--json shows the plan when all is done"
+        raise UsageError(what, "give --yes, or look first with --dry-run")
     if not click.confirm(f"Publish this to {target}?", err=True):
         raise click.Abort
 
@@ -189,7 +178,8 @@ def _print_bundle(item: PlannedBundle) -> None:
         wrap=("  op",),
     )
     if item.held_by:
-        print_line(f"  unchanged ones are in {plural(len(item.held_by), 'bundle')} {', '.join(item.held_by)}")
+        bundles = "bundle" if len(item.held_by) == 1 else "bundles"
+        print_line(f"  unchanged ones are in {bundles} {', '.join(item.held_by)}")
     if item.same:
         print_line(f"  {count_entries(item.same)} more than one source has")
     for line in (*item.left_out, *item.conflicts):
@@ -217,4 +207,4 @@ def _print_outcome(outcome: Outcome, target: str) -> None:
         print_line(f"Opened {outcome.pull_request}")
         return
     print_line(f"Published to {target} at {outcome.revision[:12]}")
-    print_line(f"Get it where it serves: fi-tunecache pull --registry {target}")
+    print_line(f"Get it where it serves: fi-tunecache pull --registry {shlex.quote(target)}")

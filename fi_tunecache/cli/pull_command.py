@@ -118,6 +118,10 @@ def command(
         target = target_from(arguments, opener)
         request = request_from(target, arguments, digest)
         root, file = find_destination(destination, target, request.policy, force=force)
+        if lock_to is not None:
+            from .lock_file import find_lock_file
+
+            find_lock_file(lock_to)  # to refuse before anything is fetched
         pulled = pull(
             request,
             cache=cache,
@@ -131,7 +135,9 @@ def command(
             from ..registry_lock import lock_selection
             from .lock_file import write_lock_file
 
-            write_lock_file(lock_to, lock_selection(pulled.selection, Folder.of(request.environment), opener))
+            lock = lock_selection(pulled.selection, Folder.of(request.environment), opener)
+            if lost := write_lock_file(lock_to, lock):
+                note(f"{lock_to} pinned other commits; what it held for {', '.join(lost)} is no longer in it")
     if pulled.not_stored is not None:
         if root is None and file is None:
             raise CacheError(pulled.not_stored, "or write a file with --to FILE")

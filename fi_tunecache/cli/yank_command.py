@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
+import shlex
 from datetime import datetime, timezone
 
 import click
 import msgspec
 
-from ..bundle import check_texts
 from ..deadline import Deadline
-from ..errors import FormatError, IntegrityError, NoMatchError, UsageError
+from ..errors import NoMatchError, RegistryError, UsageError
 from ..folder import Folder
 from ..manifest import BundleRow, Manifest, Yank
 from ..publish.commit import commit
-from ..publish.leaks import find_leaks
-from ..publish.publication import open_target, secrets_of
-from ..publish.registry_edit import Edit
+from ..publish.publication import check_words, open_target
+from ..publish.registry_edit import Edit, Snapshot
 from ..wording import plural
 from .options import as_json, note, timeout_option, user_cache
 from .output import print_json, print_line, progress
@@ -40,8 +39,8 @@ def command(bundle: str, target: str, reason: str, create_pr: bool, timeout: flo
     yank = _yank(reason)
     deadline = Deadline(timeout)
     with user_cache() as cache, progress() as say:
-        registry = open_target(target, cache=cache, deadline=deadline, progress=say)
-        row = _find(registry.snapshot().manifests.get(folder, Manifest()), folder, identifier, target)
+        registry = open_target(target, cache=cache, deadline=deadline, create_pr=create_pr, progress=say)
+        row = _find(registry.snapshot(), folder, identifier, target)
         edit = Edit({folder: (msgspec.structs.replace(row, yanked=yank),)})
         outcome = commit(registry, edit, f"Yank {folder}/{row.bundle_id}", deadline=deadline, create_pr=create_pr)
     for notice in outcome.notices:
@@ -72,7 +71,7 @@ def command(bundle: str, target: str, reason: str, create_pr: bool, timeout: flo
 def _parse(text: str) -> tuple[Folder, str]:
     folder, _, identifier = text.rpartition("/")
     identifier = identifier.removesuffix(".json")
-    if len(identifier) < 4:
+    if folder.count("/") != 1 or len(identifier) < 4:
         raise UsageError(f"{text[:120]!r} names no bundle", "write it like 0.7.4/nvidia-h200/3f9a1c0e52d77b10")
     return Folder.parse(folder), identifier
 
@@ -80,21 +79,20 @@ def _parse(text: str) -> tuple[Folder, str]:
 def _yank(reason: str) -> Yank:
     if not reason.strip():
         raise UsageError("the reason is empty", "say why, in a line")
-    try:
-        check_texts(reason)
-    except FormatError:
-        raise UsageError("the reason is not one printable line", "say why, in a line") from None
-    if leaks := find_leaks(reason.encode(), secrets_of(os.environ)):
-        raise IntegrityError(f"the reason holds {', '.join(leaks)}", "leave it out")
+    check_words("--reason", reason.strip(), os.environ)
     return Yank(reason.strip(), datetime.now(timezone.utc).strftime("%Y-%m-%d"))
 
 
-def _find(manifest: Manifest, folder: Folder, identifier: str, target: str) -> BundleRow:
-    found = [row for row in manifest.bundles if row.sha256.startswith(identifier)]
+def _find(snapshot: Snapshot, folder: Folder, identifier: str, target: str) -> BundleRow:
+    if snapshot.revision is None:
+        raise RegistryError(f"{target} is not a registry, or can't be seen", "check the name; see `hf auth login`")
+    rows = snapshot.manifests.get(folder, Manifest()).bundles
+    found = [row for row in rows if row.sha256.startswith(identifier)]
     if len(found) > 1:
         raise UsageError(f"{identifier} is the start of {plural(len(found), 'bundle')}", "give more of its digits")
     if not found:
         raise NoMatchError(
-            f"{target} has no bundle {folder}/{identifier[:64]}", f"see `fi-tunecache list --registry {target}`"
+            f"{target} has no bundle {folder}/{identifier[:64]}",
+            f"see `fi-tunecache list --registry {shlex.quote(target)}`",
         )
     return found[0]
