@@ -127,6 +127,14 @@ class HubTree:
         self._damaged.add(path)
         return True
 
+    def moved_on(self) -> bool:
+        if self._hub.commit or self._access.offline:
+            return False
+        before = self.commit
+        with contextlib.suppress(RegistryError):  # what was found wrong before is what is to be told
+            self._commit, self._files = self._asked_commit(), None
+        return self._commit != before
+
 
 @contextlib.contextmanager
 def hub_errors() -> Iterator[None]:

@@ -185,3 +185,6 @@ class LockedTree:
 
     def discard(self, path: str) -> bool:
         return self._tree.discard(path)
+
+    def moved_on(self) -> bool:
+        return False

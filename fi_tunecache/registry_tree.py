@@ -80,6 +80,9 @@ class RegistryTree(Protocol):
     def discard(self, path: str) -> bool:
         """Take notice that what was read at a path is damaged. Whether reading it again may give other bytes."""
 
+    def moved_on(self) -> bool:
+        """Ask what the branch is at now; whether that is another revision, which is read from then on."""
+
 
 class DirectoryTree:
     """A registry in a directory. Symbolic links are followed only while they stay inside it."""
@@ -148,6 +151,9 @@ class DirectoryTree:
         """Nothing to do: the files are here."""
 
     def discard(self, path: str) -> bool:
+        return False
+
+    def moved_on(self) -> bool:
         return False
 
 

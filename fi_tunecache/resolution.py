@@ -65,7 +65,7 @@ def judge(
 ) -> list[Judgement]:
     """Judge candidates by their rows, best first. Those not rejected are the ones whose bundle is needed."""
     judged = []
-    for candidate in candidates:
+    for candidate in reversed(tuple(candidates)):  # of one day, what was published last is the newest
         differing = differences(candidate.row.tuned_in, environment)
         judged.append(Judgement(candidate, differing, rejection(candidate.row, differing, level, policy)))
     # Two sorts, since dates sort downwards: Python's sort keeps the order of equals.

@@ -99,6 +99,12 @@ def pull(
         held = _held(cache, request.selection_id)  # another process may have stored it meanwhile
         if held is not None and _is_current(held.selection, trees, revisions, cache):
             return held
+        try:
+            return _make(request, trees, revisions, cache, allow_rollback, accept)
+        except IntegrityError:  # while this process waited, the branch may have moved on, and others have seen it
+            if not any([tree.moved_on() for tree in trees]):
+                raise
+        revisions = tuple((tree.name, tree.revision(folder)) for tree in trees)
         return _make(request, trees, revisions, cache, allow_rollback, accept)
 
 

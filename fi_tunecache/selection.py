@@ -35,7 +35,7 @@ SELECTION_FORMAT = 1
 BLANK_DIGEST = "0" * 64
 """What stands in the place of the digest while it is computed."""
 
-_RULES = 1
+_RULES = 2
 """Raised with every change of :mod:`resolution` or :mod:`compatibility` that chooses differently."""
 
 

@@ -103,7 +103,7 @@ class UserCache:
     @property
     def hub_path(self) -> Path:
         """The folder of huggingface_hub's own cache, private to us."""
-        return self.root / "hub"
+        return self.root / "hub-cache"
 
     def read(self, path: Path) -> bytes | None:
         """The bytes of a cached file; None if it is not there. Raises CacheError if it can't be read."""

@@ -162,7 +162,7 @@ class _Attempt:
         if lost:
             self._notices.append(f"{self._target.name} let a stale write pass: what others had published is put back")
             self.doubt = self._owed = (
-                "what others had published meanwhile is overwritten, and could not be put back",
+                "what others had published meanwhile was overwritten, and may not be put back",
                 "let them publish again, and tell whoever runs the Hub that it ignores parent_commit",
             )
         return bool(lost)

@@ -65,6 +65,7 @@ class Published(Struct, frozen=True):
             for item in self.bundles
             if item.row is not None and (compared_facts(item.bundle.environment), item.bundle.policy) == wanted
         ]
+        found.reverse()  # of one day, what was published last is the newest
         found.sort(key=lambda item: item.bundle.provenance.created, reverse=True)
         found.sort(key=lambda item: item.bundle.default_raced is not True)
         return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,12 @@ from hub_server import HubServer
 from made_sources import OF_0_7_2
 
 from fi_tunecache.bundle import write_bundle
+from fi_tunecache.folder import Folder
 from fi_tunecache.publish.directory import add_bundles
+from fi_tunecache.registry_tree import open_tree
+from fi_tunecache.retrieval import pull
+from fi_tunecache.selection import Request
+from fi_tunecache.user_cache import UserCache
 
 FIRST, SECOND = one_bundle(), one_bundle(2)
 NEXT_STEP = "ask the publisher why; --allow-rollback takes it, and a commit after @ pins one"
@@ -55,6 +61,24 @@ def test_it_is_refused_and_what_was_pulled_stays(hub: HubServer, machine: Machin
         refused(machine.pull(), gone_back(2, 1))
     assert entries(machine.pull("--json", "--offline")) == 2
     assert {request.method for request in hub.log} <= {"GET", "HEAD"}
+
+
+def test_who_was_overtaken_while_waiting_takes_what_is_there_now(
+    hub: HubServer, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process has asked for the commit; before it goes on, another one pulls a newer one into the same cache."""
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+    publish(hub, FIRST)
+    slow, cache = Request(environment=FIRST.environment, registries=(REGISTRY,)), UserCache(machine.cache)
+    tree = open_tree(REGISTRY, cache=cache)
+    before = tree.revision(Folder.parse(FOLDER))
+    publish(hub, SECOND)
+    assert entries(machine.pull("--json")) == 2
+    shutil.rmtree(machine.cache / "selections")
+
+    pulled = pull(slow, cache=cache, opener=lambda _: tree)
+    assert pulled.selection.entries == 2
+    assert pulled.selection.registries != ((REGISTRY, before),)
 
 
 def test_it_is_taken_where_that_is_asked_for(machine: Machine, rewound: str) -> None:

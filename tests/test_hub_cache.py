@@ -24,7 +24,7 @@ from fi_tunecache.user_cache import UserCache
 
 
 def blobs(machine: Machine) -> list[Path]:
-    return sorted((machine.cache / "hub").glob("datasets--*/blobs/*"))
+    return sorted((machine.cache / "hub-cache").glob("datasets--*/blobs/*"))
 
 
 def damaged_blobs(hub: HubServer, machine: Machine, damage: Callable[[bytes], bytes]) -> None:
@@ -92,8 +92,8 @@ def test_a_hub_cache_that_can_not_be_used_is_done_without(
     hub: HubServer, pulled_machine: Machine, spoil: Callable[[Path], object]
 ) -> None:
     """What matters is kept in the user cache."""
-    shutil.rmtree(pulled_machine.cache / "hub")
-    spoil(pulled_machine.cache / "hub")
+    shutil.rmtree(pulled_machine.cache / "hub-cache")
+    spoil(pulled_machine.cache / "hub-cache")
     assert pulled_machine.entries() == 2
     assert pulled_machine.entries("--offline") == 2
 

@@ -6,7 +6,8 @@ import functools
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given, settings
@@ -66,14 +67,21 @@ def clock() -> Clock:
     return Clock()
 
 
+@contextmanager
+def undisturbed(target: MemoryTarget) -> Iterator[None]:
+    """For others, who must not meet the faults that wait for us."""
+    faults, target.faults = target.faults, deque()
+    yield
+    target.faults = faults
+
+
 def meanwhile(target: MemoryTarget, *edits: Callable[[], object]) -> None:
-    """Let others do something before the next writes; nothing goes wrong for them."""
+    """Let others do something before the next writes."""
     for other in edits:
 
         def fault(make: Callable[[], str], other: Callable[[], object] = other) -> str:
-            faults, target.faults = target.faults, deque()
-            other()
-            target.faults = faults
+            with undisturbed(target):
+                other()
             return make()
 
         target.faults.append(fault)
@@ -334,6 +342,37 @@ def test_a_stale_write_that_seemed_to_have_failed(careless: MemoryTarget) -> Non
     assert holds(careless, 0, 1, 7)
 
 
+@pytest.mark.parametrize("then", [[], [fails_before]], ids=["well", "failed"])
+def test_a_stale_write_that_seemed_to_have_failed_and_was_overwritten_itself(
+    careless: MemoryTarget, then: list[Fault]
+) -> None:
+    """What is looked at then shows neither ours nor what it has overwritten."""
+
+    def fail(make: Callable[[], str]) -> str:
+        with undisturbed(careless):
+            publish(careless, 7)
+        try:
+            return fails_after(make)
+        finally:
+            careless.main.append({**careless.main[-1], **careless.main[0]})
+
+    careless.faults.extend([fail, *then])
+    assert publish(careless, 1).notices == (STALE,)
+    assert holds(careless, 0, 1, 7)
+
+
+def test_others_put_it_back_themselves(careless: MemoryTarget) -> None:
+    def again() -> None:
+        if len(careless.main) == 3:  # ours has just overwritten theirs
+            careless.step = lambda: None
+            publish(careless, 7)
+
+    meanwhile(careless, lambda: publish(careless, 7))
+    careless.step = again
+    assert publish(careless, 1) == Outcome("4", changed=True, attempts=1, notices=(STALE,))
+    assert holds(careless, 0, 1, 7)
+
+
 def test_what_puts_back_overwrites_again(careless: MemoryTarget) -> None:
     meanwhile(careless, lambda: publish(careless, 7), lambda: publish(careless, 8))
     assert publish(careless, 1) == Outcome("6", changed=True, attempts=3, notices=(STALE, STALE))
@@ -353,20 +392,25 @@ def test_others_that_lose_nothing_are_nobodys_business(careless: MemoryTarget) -
         pytest.param(limits(3600.0), id="limited"),
         pytest.param(fails_before, id="failed"),
         pytest.param(fails_after, id="failed, but written"),
+        pytest.param(lambda make: make(), id="written, but not to be read"),
     ],
 )
-def test_what_can_not_be_put_back_is_told(careless: MemoryTarget, fault: Callable[[Callable[[], str]], str]) -> None:
+def test_what_may_not_be_put_back_is_told(careless: MemoryTarget, fault: Fault) -> None:
     clock = Clock()
+
+    def refuse() -> None:
+        raise FAULT
 
     def last(make: Callable[[], str]) -> str:
         clock.left = 0
+        careless.step = refuse
         return fault(make)
 
     meanwhile(careless, lambda: publish(careless, 7))
     careless.faults.append(last)
     said = failure(careless, 1, clock=clock)
     assert said.endswith(
-        "; what others had published meanwhile is overwritten, and could not be put back; "
+        "; what others had published meanwhile was overwritten, and may not be put back; "
         "let them publish again, and tell whoever runs the Hub that it ignores parent_commit"
     )
 
@@ -455,9 +499,10 @@ def test_whatever_comes_in_between_every_row_is_there_or_an_error_has_said_so(
 
     states = [target.manifests(str(number + 1), [H200])[H200] for number in range(len(target.main))]
     there = {item.file for item in states[-1].bundles} if states else set()
-    open_ones = {number for number, error in errors.items() if "it may have written all the same" in error}
-    assert there <= {row(number).file for number in published | open_ones}
-    if not any("is overwritten, and could not be put back" in error for error in errors.values()):
+    lost = {number for number, error in errors.items() if "was overwritten, and may not be put back" in error}
+    in_doubt = {number for number, error in errors.items() if "it may have written all the same" in error}
+    assert there <= {row(number).file for number in published | in_doubt | lost}
+    if not lost:
         assert {row(number).file for number in published} <= there
     if checks_parent:
         assert [state.serial for state in states] == list(range(1, len(there) + 1))

@@ -134,6 +134,13 @@ def test_what_others_had_written_is_put_back_by_the_same_edit() -> None:
     assert edit.applied_to({})[H200] == Manifest((row(1), row(2), yanked(3)), serial=3)
 
 
+def test_the_serial_is_beyond_all_that_were_seen() -> None:
+    edit = Edit({H200: (row(1),)})
+    for serial in (5, 3):
+        edit = edit.with_manifests({H200: Manifest(serial=serial)})
+    assert edit.applied_to({})[H200].serial == 6
+
+
 # --- the files
 
 

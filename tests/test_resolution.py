@@ -235,6 +235,10 @@ class TestSeveralBundles:
         for order in ((ours, other), (other, ours)):
             assert tactics(resolve(*order).chosen) == {(CUTLASS, 1): 1}
 
+    def test_of_one_day_what_was_published_last_goes_first(self) -> None:
+        earlier, later = bundle([entry(key(CUTLASS), 1)]), bundle([entry(key(CUTLASS), 2)])
+        assert tactics(resolve(earlier, later).chosen) == {(CUTLASS, 1): 2}
+
     def test_a_registry_of_higher_precedence_goes_first_among_equals(self) -> None:
         near = candidate(bundle([entry(key(CUTLASS), 1)], created="2026-01-01"), precedence=0)
         far = candidate(bundle([entry(key(CUTLASS), 2)], created="2026-12-01"), precedence=1)
@@ -343,7 +347,7 @@ class TestRealResults:
         registry, folder = open_registry("embedded"), Folder.parse("0.7.4/nvidia-h200")
         rows = registry.manifest(folder).bundles
         found = choose([Candidate("embedded", row, registry.bundle(folder, row)) for row in rows], rows[0].tuned_in)
-        assert [verdict.taken for verdict in found.verdicts if not verdict.rejected] == [90, 0, 75]
+        assert [verdict.taken for verdict in found.verdicts if not verdict.rejected] == [90, 75, 0]
 
 
 # The promise, on random registries: six runners of several families, three shapes, a few bundles

@@ -315,7 +315,7 @@ def names(cache: UserCache) -> list[str]:
     return sorted(path.relative_to(cache.root).as_posix() for path in cache.root.rglob("*") if path.is_file())
 
 
-REPOSITORY = "hub/datasets--team--tuned"
+REPOSITORY = "hub-cache/datasets--team--tuned"
 IN_REPOSITORY = ["blobs/abc", "blobs/def", "snapshots/123/0.7.4/nvidia-h200/manifest.json"]
 
 
@@ -338,9 +338,9 @@ def filled(cache: UserCache) -> None:
 NOT_OURS = [
     "bundles/notes.txt",
     "bundles/sub/" + "3" * 64 + ".json",
-    "hub/.locks/datasets--team--tuned/abc.lock",
-    "hub/datasets--a-file",
-    "hub/models--x/blobs/abc",
+    "hub-cache/.locks/datasets--team--tuned/abc.lock",
+    "hub-cache/datasets--a-file",
+    "hub-cache/models--x/blobs/abc",
     "locks/old.lock",
     f"locks/{TEMPORARY}",
     "selections/mine.json",
@@ -414,11 +414,11 @@ def test_a_link_is_not_followed(cache: UserCache, tmp_path: Path) -> None:
     (cache.root / "selections").symlink_to(outside)
     (outside / "datasets--team--tuned").mkdir()
     (outside / "datasets--team--tuned" / "blob").touch()
-    (cache.root / "hub").symlink_to(outside)
+    (cache.root / "hub-cache").symlink_to(outside)
     assert len(cache.files()) == 1
-    (cache.root / "hub").unlink()
-    (cache.root / "hub").mkdir()
-    (cache.root / "hub" / "datasets--team--tuned").symlink_to(outside / "datasets--team--tuned")
+    (cache.root / "hub-cache").unlink()
+    (cache.root / "hub-cache").mkdir()
+    (cache.root / "hub-cache" / "datasets--team--tuned").symlink_to(outside / "datasets--team--tuned")
 
     assert [file.path.name for file in cache.clear()] == [f"{NEW}.json"]
     assert sorted(path.name for path in outside.rglob("*")) == sorted(
