@@ -55,7 +55,7 @@ def commit(
         The target can't be reached, refuses, is too busy, or does not hold what was written to it. The message
         says so where it may have been written, or is.
     FormatError, CacheError, UsageError
-        What the target raises; nothing is written then.
+        What the target raises; nothing is published then.
     """
     attempt = _Attempt(target, edit, message, deadline, create_pr, sleep)
     try:

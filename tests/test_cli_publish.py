@@ -141,7 +141,7 @@ LOADED = "  no recorded lookups; every entry was loaded and served by CHECKER"
                 COLUMNS,
                 "  bf16_gemm    1        1          1         0",
                 "  unchanged ones are in bundle ID",
-                "  in that environment a client takes: bundle ID: 1 of 3 entries, 2 answered by another bundle",
+                "  in that environment a client takes: bundle ID: 3 of 3 entries",
                 LOADED,
                 "1 bundle with 3 entries, N bytes, to be added to ./registry",
             ],

@@ -29,6 +29,7 @@ from fi_tunecache.manifest import Yank, read_manifest, write_manifest
 from fi_tunecache.publish import directory
 from fi_tunecache.publish.commit import commit
 from fi_tunecache.publish.directory import DirectoryTarget, add_bundles
+from fi_tunecache.publish.target import StaleError
 from fi_tunecache.registry import open_registry
 from fi_tunecache.verification import verify_registry
 
@@ -200,6 +201,21 @@ def test_who_is_killed_while_it_makes_a_registry(tmp_path: Path) -> None:
 
         add_bundles(root, "ours", [bundle_of(1)])
         assert numbered(root) == [1]
+
+
+def test_a_write_on_top_of_what_is_no_longer_there_is_refused(tmp_path: Path) -> None:
+    target = DirectoryTarget(tmp_path, "ours")
+    before = target.snapshot()
+    add_bundles(tmp_path, "ours", [ONE])
+    there = contents(tmp_path)
+
+    with pytest.raises(StaleError, match=r"^ours: somebody else has published meanwhile; try again$"):
+        target.write({"file": b""}, before, "", create_pr=False)
+    now = target.snapshot()
+    with filelock.FileLock(tmp_path / ".fi-tunecache.lock"), pytest.raises(StaleError, match=r"^ours is being written"):
+        target.write({"file": b""}, now, "", create_pr=False)
+    assert contents(tmp_path) == there
+    assert target.tree(now).read("README.md", 1 << 20) == there["README.md"]
 
 
 def test_a_writer_that_does_not_end_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
