@@ -102,7 +102,8 @@ def pull(
         try:
             return _make(request, trees, revisions, cache, allow_rollback, accept)
         except IntegrityError:  # while this process waited, the branch may have moved on, and others have seen it
-            if not any([tree.moved_on() for tree in trees]):
+            moved = [tree.moved_on() for tree in trees]
+            if not any(moved):
                 raise
         revisions = tuple((tree.name, tree.revision(folder)) for tree in trees)
         return _make(request, trees, revisions, cache, allow_rollback, accept)
