@@ -65,7 +65,9 @@ class HubTree:
 
     @property
     def branch(self) -> str | None:
-        return None if self._hub.commit else str(self._hub)
+        if self._hub.commit:
+            return None
+        return str(HubName(self._hub.repository) if self._hub.revision == "main" else self._hub)
 
     @property
     def commit(self) -> str:
@@ -80,7 +82,7 @@ class HubTree:
             return self._process.ask(AskHead(self._hub.revision), Head).commit
 
     def _recorded_commit(self) -> str:
-        record = read_record(self._access.cache, str(self._hub))
+        record = read_record(self._access.cache, self.branch or "")
         if record is None:
             raise RegistryError(
                 f"{self._name} was never read on this machine, and the Hub may not be asked",

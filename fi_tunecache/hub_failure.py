@@ -14,6 +14,7 @@ FAILURES: dict[str, tuple[str, str]] = {
     "crashed": ("the process that talks to the Hub ended", "run it again; report this if it happens again"),
     "deadline": ("the Hub gave no answer in time", f"try again with a longer --timeout, or {_NETWORK}"),
     "disk": ("the hub cache can't be used", "free space, fix its permissions, or set FI_TUNECACHE_DIR"),
+    "endpoint": ("HF_ENDPOINT is no address", "write it like https://huggingface.co, or unset it"),
     "forbidden": ("the Hub refuses", f"{_LOGIN} with a token that may do this"),
     "garbled": (
         "what came of a file is not what was announced",

@@ -42,9 +42,10 @@ __all__ = [
 
 
 class AskHead(Struct, frozen=True, tag=True):
-    """Which commit is a branch or tag at? None: the main branch."""
+    """Which commit is a branch or tag at? None: the main branch. ``visibility``: tell too who can see it."""
 
     revision: str | None = None
+    visibility: bool = False
 
 
 class AskFile(Struct, frozen=True, tag=True):
@@ -102,7 +103,10 @@ class Asked(Struct, frozen=True):
 
 
 class Head(Struct, frozen=True, tag=True):
+    """``private`` is None where it was not asked for or is not known."""
+
     commit: str
+    private: bool | None = None
 
 
 class File(Struct, frozen=True, tag=True):

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import msgspec
 
@@ -86,6 +87,8 @@ _INCONSISTENT = re.compile(r"Consistency check failed: (file should be of size \
 """How the library says that a file has another size than was announced."""
 
 _MAX_DETAIL = 300
+_BAD_ADDRESS = frozenset({"InvalidSchema", "InvalidURL", "LocationParseError", "MissingSchema", "UnsupportedProtocol"})
+"""What HTTP clients raise for an address that is none."""
 
 
 def main(repository: str, hub_cache: str, mode: str) -> None:
@@ -150,7 +153,10 @@ class _Broken:
     """Answers everything with why huggingface_hub can't be used."""
 
     def __init__(self, error: Exception) -> None:
-        self._failure = Failure("no_client", detail=f"{type(error).__name__}: {error}"[:_MAX_DETAIL])
+        detail = f"{type(error).__name__}: {error}"
+        for secret in filter(None, (os.environ.get("HF_TOKEN"), os.environ.get("HUGGING_FACE_HUB_TOKEN"))):
+            detail = detail.replace(secret, "***")
+        self._failure = Failure("no_client", detail=detail[:_MAX_DETAIL])
 
     def answer(self, asked: Asked) -> Answer:
         return self._failure
@@ -205,9 +211,10 @@ class _Hub:
     def _try(self, question: Question, timeout: float) -> Answer:
         api, repository = self._api, self._repository
         match question:
-            case AskHead(revision=revision):
-                info = api.dataset_info(repository, revision=revision, timeout=timeout, expand=["sha"])
-                return Head(_commit(info.sha))
+            case AskHead(revision=revision, visibility=visibility):
+                expand: list[Any] = ["sha", "private"] if visibility else ["sha"]
+                info = api.dataset_info(repository, revision=revision, timeout=timeout, expand=expand)
+                return Head(_commit(info.sha), info.private if visibility else None)
             case AskFile():
                 return self._file(question, timeout)
             case Prefetch(commit=commit, paths=paths):
@@ -215,6 +222,12 @@ class _Hub:
                     for path in paths:
                         pool.submit(self._download, commit, path, timeout)
                 return Done()
+            case AskTree(commit=commit) if self._offline:
+                kept = self._cache / f"datasets--{repository.replace('/', '--')}" / "snapshots" / commit
+                if not kept.is_dir():
+                    return Failure("not_cached")
+                found = sorted(path for path in kept.rglob("*") if path.is_file())
+                return Tree(tuple(TreeFile(path.relative_to(kept).as_posix(), "") for path in found))
             case AskTree(commit=commit):
                 listed = api.list_repo_tree(repository, repo_type="dataset", revision=commit, recursive=True)
                 return Tree(tuple(TreeFile(item.path, item.blob_id) for item in listed if hasattr(item, "blob_id")))
@@ -302,6 +315,8 @@ class _Hub:
             return "disk"
         if isinstance(error, OSError) and _INCONSISTENT.match(str(error)):
             return "garbled"
+        if type(error).__name__ in _BAD_ADDRESS:
+            return "endpoint"
         if isinstance(error, UnicodeEncodeError):
             return "unauthorized"  # of what goes into a header only the token is not ours
         if "JSONDecode" in type(error).__name__ or isinstance(error, _FAULTS_OF_AN_ANSWER):

@@ -33,6 +33,7 @@ __all__ = [
 
 REGISTRY_FORMAT = 1
 _MAX_ROWS = 10_000
+_MAX_SERIAL = 10**9
 _MAX_NESTING = 8
 
 _FILE = re.compile(r"[0-9a-f]{16}\.json")
@@ -113,7 +114,7 @@ class Manifest(Struct, frozen=True):
 
     bundles: tuple[BundleRow, ...] = ()
     format: int = REGISTRY_FORMAT
-    serial: Annotated[int, msgspec.Meta(ge=0)] = 0
+    serial: Annotated[int, msgspec.Meta(ge=0, le=_MAX_SERIAL)] = 0
     notices: tuple[str, ...] = ()
 
     def with_rows(self, rows: Iterable[BundleRow], *, after: int = 0) -> Manifest:

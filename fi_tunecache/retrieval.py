@@ -5,6 +5,7 @@ A hit imports nothing that only a miss needs.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from .user_cache import LOCK_TIMEOUT, UserCache
 
 if TYPE_CHECKING:
     from .branch_record import BranchRecord
+    from .candidates import Fetched
     from .verdict import Resolution
 
 __all__ = ["Pulled", "no_match", "pull", "resolve"]
@@ -146,6 +148,7 @@ def _make(
     fetched = fetch_candidates(request, trees, cache)
     for notice in fetched.notices:
         cache.notice(notice)
+    _remove_yanked(cache, fetched)
     folder = str(Folder.of(request.environment))
     records = [
         advance(cache, tree.branch, revision or "", folder, serial, allow_rollback=allow_rollback)
@@ -168,6 +171,14 @@ def _make(
     except CacheError as error:
         return Pulled(selection, data, False, asked, not_stored=str(error))
     return Pulled(selection, data, False, asked)
+
+
+def _remove_yanked(cache: UserCache, fetched: Fetched) -> None:
+    """A bundle that was withdrawn is not kept: `publish --from cache` would offer it anew."""
+    for candidate in fetched.candidates:
+        if candidate.row.yanked is not None:
+            with contextlib.suppress(CacheError):  # of a cache that can't be written nothing is published either
+                cache.remove_bundle(candidate.row.sha256)
 
 
 def _forget(cache: UserCache, selection_id: str, records: Sequence[BranchRecord]) -> None:

@@ -139,6 +139,10 @@ class UserCache:
                 return
         self.store(path, data, mode=0o444)
 
+    def remove_bundle(self, sha256: str) -> None:
+        """Remove a bundle, if it is there. Raises CacheError where it can't be removed."""
+        self._remove(self.bundle_path(sha256))
+
     def remove_selection(self, selection_id: str) -> bool:
         """Remove a selection and its reasons; whether there was one. Raises CacheError where it can't be removed."""
         path = self.selection_path(selection_id)
@@ -206,8 +210,11 @@ class UserCache:
         """
         now = time.time() if now is None else now
         removed = []
+        everything = older_than < 0
         for file in list(self._walk()):
             temporary = is_temporary(file.path.name)
+            if file.kind == "branches" and not (temporary or everything):
+                continue  # what was seen of a branch does not age: by it a rollback is noticed
             if now - file.modified >= (_STALE_SECONDS if temporary else older_than):
                 self._remove(file.path)
                 if not temporary:

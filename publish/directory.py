@@ -43,6 +43,7 @@ class DirectoryTarget:
         last = root.resolve().name
         self.title = title or last
         self.address = address or f"./{last}"
+        self.visibility = ""
 
     @property
     def name(self) -> str:
@@ -75,9 +76,16 @@ class DirectoryTarget:
         with self._lock():
             if self.snapshot() != parent:
                 raise StaleError(RegistryError(f"{self.name}: somebody else has published meanwhile", "try again"))
+            self._refuse_links_out(files)
             for path, data in files.items():
                 write_atomic(self._root / path, data, advice=_ADVICE)
             return Written(self.snapshot().revision or "")
+
+    def _refuse_links_out(self, files: Mapping[str, bytes]) -> None:
+        root = self._root.resolve()
+        for path in files:
+            if not (root / path).resolve().is_relative_to(root):
+                raise UsageError(f"{self.name}/{path} leads out of the registry", "remove the link")
 
     def between(
         self, parent: Snapshot, revision: str, folders: Iterable[Folder]

@@ -56,6 +56,7 @@ class HubTarget:
             raise UsageError(f"{name} can't be written while the Hub may not be asked", "unset HF_HUB_OFFLINE")
         self._name = name
         self.title = self.address = str(HubName(self._hub.repository))
+        self.visibility = ""
         self._access = access
         self._private = private
         self._process = access.process(name)
@@ -73,12 +74,16 @@ class HubTarget:
 
     def snapshot(self) -> Snapshot:
         try:
-            commit = self._process.ask(AskHead(self._hub.revision), Head).commit
+            head = self._process.ask(AskHead(self._hub.revision, visibility=self._private), Head)
         except HubError as error:
             if error.failure.kind == "no_repository":
+                seen_by = "private" if self._private else "public unless the organisation's default is private"
+                self.visibility = f" (it will be made, {seen_by})"
                 return Snapshot(None)
             raise error.error from None
-        return self._snapshot_at(commit)
+        if head.private is False:  # None: it was not asked for, or this Hub does not tell
+            raise UsageError(f"{self._name} is there, and public", "leave out --private, or make it private on the Hub")
+        return self._snapshot_at(head.commit)
 
     def _snapshot_at(self, commit: str) -> Snapshot:
         tree, seen = self._at(commit), self._seen

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from fi_tunecache.bundle import Provenance
 from fi_tunecache.deadline import Deadline
+from fi_tunecache.environment import FACTS
 from fi_tunecache.errors import IntegrityError, UsageError
 from fi_tunecache.hub import HubAccess, hub_is_offline
 from fi_tunecache.registry import Registry
@@ -23,7 +24,7 @@ from .directory import DirectoryTarget
 from .gather import gather
 from .hub import HubTarget
 from .leaks import find_leaks, find_secrets, stored_token
-from .plan import Plan, make_plan
+from .plan import Plan, PlannedBundle, make_plan
 from .published import read_published
 from .recorded_lookups import questions_at
 from .round_trip import round_trip
@@ -32,6 +33,8 @@ from .target import Target
 from .workload import check_line
 
 __all__ = ["Publication", "check_words", "names_here", "open_target", "prepare", "secrets_of"]
+
+_MAX_FACT = 4096
 
 
 class Publication(Struct, frozen=True, kw_only=True):
@@ -104,6 +107,15 @@ def open_target(
     return DirectoryTarget(path, name)
 
 
+def _check_texts(item: PlannedBundle) -> None:
+    """What a source says of itself is published too: facts, those that we do not know above all, and names of ops."""
+    for name, value in item.environment.metadata().items():
+        names = () if name in FACTS else names_here()
+        check_line(f"{item.sources[0]}: the fact {name}", value, names, limit=_MAX_FACT)
+    for op in item.ops:
+        check_line(f"{item.sources[0]}: the name of an op", op.custom_op, (), limit=_MAX_FACT)
+
+
 def prepare(
     publication: Publication,
     target: Target,
@@ -153,6 +165,8 @@ def prepare(
     plan = make_plan(gathered, published)
     notices: dict[str, None] = {}
     checked: dict[str, str] = {}
+    for item in plan.new:
+        _check_texts(item)
     for path, data in plan.files.items():
         if leaks := find_leaks(data, secrets):
             raise IntegrityError(f"{path} would hold {', '.join(leaks)}", "find out how it came into the source")

@@ -59,6 +59,10 @@ class Target(Protocol):
     def address(self) -> str:
         """How its users may name it, for the card; not where it lies on this machine."""
 
+    @property
+    def visibility(self) -> str:
+        """For the question whether to write: that a repository will be made, and who can see it; else empty."""
+
     def snapshot(self) -> Snapshot:
         """The registry now. Raises FiTuneCacheError where it can't be read."""
 

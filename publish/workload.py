@@ -77,15 +77,15 @@ def _count(given: dict[str, str], field: str) -> int | None:
     return int(value)
 
 
-def check_line(option: str, text: str, names: Iterable[str]) -> None:
+def check_line(option: str, text: str, names: Iterable[str], *, limit: int = _MAX_TEXT) -> None:
     """Check words that everybody will read, given as ``option``; ``names`` are as in :func:`parse_workload`.
 
     Raises UsageError for anything but one printable line, and for what must not stand in a workload.
     """
     if _TOKEN.search(text):
         raise UsageError(f"{option} is given what looks like a token", "revoke it, and leave it out")
-    if len(text) > _MAX_TEXT or not text.isprintable():
-        raise UsageError(f"{option} is no printable line of at most {_MAX_TEXT} characters", "shorten it")
+    if len(text) > limit or not text.isprintable():
+        raise UsageError(f"{option} is no printable line of at most {limit} characters", "shorten it")
     if _PATH.search(text):
         raise UsageError(
             f"{option} holds a path of this machine, and everybody will read it",

@@ -90,6 +90,7 @@ class MemoryTarget:
 
     name = title = "memory"
     address = "hf://datasets/team/tuned"
+    visibility = ""
 
     def __init__(self, *, checks_parent: bool = True) -> None:
         self.checks_parent = checks_parent

@@ -33,6 +33,7 @@ from fi_tunecache.hub_messages import (
     MakeCommit,
     Prefetch,
     Tree,
+    TreeFile,
 )
 from fi_tunecache.hub_process import HubError, HubProcess
 
@@ -147,7 +148,8 @@ def test_offline_it_answers_from_its_cache(hub: HubServer, tmp_path: Path, monke
 
     offline = process(tmp_path, offline=True)
     assert offline.ask(AskFile(commit, "a", 9), File) == File(b"a")
-    for question in (AskFile(commit, "b", 9), AskHead(), AskTree(commit)):
+    assert offline.ask(AskTree(commit), Tree).files == (TreeFile("a", ""),)
+    for question in (AskFile(commit, "b", 9), AskHead(), AskTree("0" * 40)):
         with pytest.raises(HubError, match=r"^the registry: this is not in the cache, and the Hub may not be asked"):
             offline.ask(question, Done)
     assert hub.log == []

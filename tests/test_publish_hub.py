@@ -174,8 +174,12 @@ def test_who_may_see_a_repository_that_is_made(hub: HubServer, publish: Machine,
     assert repository.private is private
 
 
-def test_a_repository_that_is_there_keeps_its_visibility(team: HubServer, publish: Machine) -> None:
-    assert publish(2, private=True)["changed"]
+def test_a_public_repository_is_not_taken_for_a_private_one(team: HubServer, publish: Machine) -> None:
+    before = team.head(NAME)
+    refused = publish(2, private=True)
+    assert refused["error"] == "UsageError"
+    assert "is there, and public; leave out --private" in refused["said"]
+    assert team.head(NAME) == before
     repository = team.repository(NAME)
     assert repository is not None
     assert not repository.private

@@ -50,7 +50,7 @@ def list_files(as_json: bool) -> None:
             [
                 (
                     file.kind,
-                    file.path.name.partition(".")[0][:16],
+                    file.path.name if file.kind == "hub" else file.path.name.partition(".")[0][:16],
                     f"{file.size:,}",
                     f"{_time(file):%Y-%m-%d %H:%M}",
                     _what(cache, file),

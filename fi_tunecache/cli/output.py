@@ -94,7 +94,7 @@ def progress() -> Iterator[Callable[[str], None]]:
         shown: list[Status] = []
 
         def say(line: str) -> None:
-            if not sys.stderr.isatty():
+            if sys.stderr is None or not sys.stderr.isatty():  # it is None where it was closed
                 return
             if not shown:
                 from rich.console import Console

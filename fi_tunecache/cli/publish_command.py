@@ -115,7 +115,7 @@ def command(
         outcome = None
         if plan.new and not dry_run:
             if not yes:
-                _confirm(target, is_shown=not as_json)
+                _confirm(target, reader.visibility, is_shown=not as_json)
             with progress() as say:  # what was asked may have taken a while: the time for writing begins now
                 until = Deadline(timeout)
                 writer, edit = opened(deadline=until, progress=say), Edit(plan.rows, plan.files)
@@ -146,11 +146,11 @@ def _message(plan: Plan) -> str:
     return f"Publish {count_entries(entries)} for {gpus}, flashinfer {versions}"
 
 
-def _confirm(target: str, *, is_shown: bool) -> None:
-    if not is_shown or not sys.stdin.isatty():
+def _confirm(target: str, visibility: str, *, is_shown: bool) -> None:
+    if not is_shown or sys.stdin is None or not sys.stdin.isatty():
         what = "there is no terminal to ask at" if is_shown else "--json shows the plan when all is done"
         raise UsageError(what, "give --yes, or look first with --dry-run")
-    if not click.confirm(f"Publish this to {target}?", err=True):
+    if not click.confirm(f"Publish this to {target}{visibility}?", err=True):
         raise click.Abort
 
 
@@ -205,6 +205,9 @@ def _written(outcome: Outcome | None) -> dict[str, Any]:
 def _print_outcome(outcome: Outcome, target: str) -> None:
     if outcome.pull_request is not None:
         print_line(f"Opened {outcome.pull_request}")
+        return
+    if not outcome.changed:
+        print_line(f"Nothing was added to {target}: somebody else has published the same meanwhile.")
         return
     print_line(f"Published to {target} at {outcome.revision[:12]}")
     print_line(f"Get it where it serves: fi-tunecache pull --registry {shlex.quote(target)}")

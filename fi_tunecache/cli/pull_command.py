@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from ..atomic_file import write_atomic
-from ..errors import CacheError, UsageError
+from ..errors import CacheError, NoMatchError, UsageError
 from ..folder import Folder
 from ..retrieval import Pulled, pull
 from ..target import Target
@@ -122,15 +122,23 @@ def command(
             from .lock_file import find_lock_file
 
             find_lock_file(lock_to)  # to refuse before anything is fetched
-        pulled = pull(
-            request,
-            cache=cache,
-            opener=opener,
-            offline=offline,
-            deadline=timeout,
-            allow_rollback=allow_rollback,
-            accept=(lambda _: None) if lock is None else partial(lock.check, folder=Folder.of(request.environment)),
-        )
+        accept = (lambda _: None) if lock is None else partial(lock.check, folder=Folder.of(request.environment))
+        try:
+            pulled = pull(
+                request,
+                cache=cache,
+                opener=opener,
+                offline=offline,
+                deadline=timeout,
+                allow_rollback=allow_rollback,
+                accept=accept,
+            )
+        except NoMatchError:  # as after a yank: what an earlier pull has put elsewhere must not go on unnoticed
+            if file is not None and file.exists():
+                note(f"{file} stays as an earlier pull wrote it: remove it, or FlashInfer goes on loading it")
+            if root is not None and root.exists():
+                note(f"what was seeded before stays: `fi-tunecache cache clear --to {destination}` removes it")
+            raise
         if lock_to is not None:
             from ..registry_lock import lock_selection
             from .lock_file import write_lock_file
