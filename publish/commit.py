@@ -86,7 +86,7 @@ class _Attempt:
         self._create_pr = create_pr
         self._sleep = sleep
         self._attempts = 0
-        self._uncertain = 0
+        self._uncertain = self._missing = 0
         self._unchecked: Snapshot | None = None
         """What the first write was built on of which it is not known yet what it has overwritten."""
         self._notices: list[str] = []
@@ -102,9 +102,8 @@ class _Attempt:
             files = files_to_write(self._edit, snapshot, self._target.title, self._target.address)
             if files:
                 written = self._write(files, snapshot, began)
-                if written is None:
+                if written is None or not self._is_there(written):
                     continue
-                self._read_back(written)
             else:
                 written = Written(snapshot.revision or "")
                 if self._unchecked is not None:
@@ -140,16 +139,27 @@ class _Attempt:
             raise error
         self._sleep(pause)
 
-    def _read_back(self, written: Written) -> None:
+    def _is_there(self, written: Written) -> bool:
+        """Read back what was written.
+
+        A client leaves out a file that is there already when it looks. Where somebody else replaces that one before
+        the commit is made, and the target lets a stale write pass, the commit lacks it: then it is written again.
+        """
         commit = written.revision[:12]
         self.doubt = self._owed or (f"it was written, at {commit}, but not read back", "publish again: it does no harm")
         there = self._target.manifests(written.revision, self._edit.rows)
         self.doubt = self._owed
-        if not self._edit.done_in(there):
-            raise RegistryError(
-                f"{self._target.name}: what was written is not there when it is read back, at {commit}",
-                "publish again; tell whoever runs the Hub",
-            )
+        if self._edit.done_in(there):
+            return True
+        self._missing += 1
+        error = RegistryError(
+            f"{self._target.name}: what was written is not there when it is read back, at {commit}",
+            "publish again; tell whoever runs the Hub",
+        )
+        if self._create_pr or self._missing > _MAX_UNCERTAIN:
+            raise error
+        self._pause(error)
+        return False
 
     def _has_overwritten(self, written: Written) -> bool:
         """Whether others' rows are to be put back, which the edit will do then."""
