@@ -134,7 +134,12 @@ def reads(name: str) -> bool:
 
 
 def isolated(folder: Path, environ: dict[str, str] | None = None) -> dict[str, str]:
-    """This process's variables without those that our commands read, the caches below ``folder``."""
-    kept = {name: value for name, value in os.environ.items() if not reads(name)}
+    """This process's variables without those that our commands read, the caches below ``folder``.
+
+    Coverage is not measured there: it would write a file where a test lets nothing be written.
+    """
+    kept = {
+        name: value for name, value in os.environ.items() if not reads(name) and not name.startswith("COVERAGE_PROCESS")
+    }
     homes = {"FI_TUNECACHE_DIR": str(folder / "cache"), "HF_HOME": str(folder / "hf"), "HF_ENDPOINT": NO_HUB}
     return {**kept, **homes, **(environ or {})}
