@@ -177,8 +177,8 @@ def test_a_device_that_nobody_has(command_line: CommandLine, arguments: list[str
     assert done.code == 3
     assert done.out.splitlines()[1:] == [
         "0 entries of 0 bundles at match level exact, policy default",
-        f"  bundle {default}: rejected: gpu: registry NVIDIA H200, here Voodoo 2: 3 entries lost",
         f"  bundle {eager}: rejected: measurement policy: registry eager, asked for default: 1 entry lost",
+        f"  bundle {default}: rejected: gpu: registry NVIDIA H200, here Voodoo 2: 3 entries lost",
         f"Nearest bundle not used: {default} (gpu: registry NVIDIA H200, here Voodoo 2)",
         "--match compatible would give nothing either.",
     ]

@@ -45,8 +45,9 @@ Releases = Callable[[str], RealFlashInfer]
 def gathered(source: Path, lookups: Path | None) -> Bundle:
     questions = read_questions(lookups.read_bytes()) if lookups else ()
     provenance = Provenance(created="2026-12-01")
-    (bundle,) = gather(read_source(source), provenance, default_raced=None, questions=questions)
-    return bundle
+    (made,) = gather([read_source(source)], provenance, questions=questions)
+    assert made.bundle is not None
+    return made.bundle
 
 
 def gemm_a() -> Bundle:
@@ -161,7 +162,7 @@ class TestRecordedLookups:
     def test_without_them_only_the_fastest_runner_of_a_shape_is_kept(
         self, flashinfer: Releases, tmp_path: Path
     ) -> None:
-        bundle = gathered(GEMM_A, None)
+        bundle = msgspec.structs.replace(gemm_a(), lookups=())
         path, entries = pulled_file(bundle.environment, tmp_path, registry_of(bundle, tmp_path))
         shapes: dict[tuple[str, object], list[Key]] = {}
         for entry in bundle.entries.values():
