@@ -44,6 +44,7 @@ __all__ = [
     "as_process",
     "every_client",
     "in_process",
+    "installed_and_every_client",
     "one_bundle",
     "publish",
 ]
@@ -64,10 +65,13 @@ NO_HUB = (
 )
 
 VERSIONS = ("0.36.2", "1.33.0", "2.4.0")
-every_client = pytest.mark.parametrize(
-    "pulled_machine", [pytest.param(version, marks=pytest.mark.slow) for version in VERSIONS], indirect=True
-)
+_EACH_VERSION = [pytest.param(version, marks=pytest.mark.slow) for version in VERSIONS]
+every_client = pytest.mark.parametrize("pulled_machine", _EACH_VERSION, indirect=True)
 """Runs a test whose machine is the fixture ``pulled_machine`` with each version of huggingface_hub."""
+installed_and_every_client = pytest.mark.parametrize(
+    "pulled_machine", [pytest.param(None, id="installed"), *_EACH_VERSION], indirect=True
+)
+"""The same, and with the one that is installed here."""
 
 Runner = Callable[[Sequence[str], Mapping[str, str], Path], Done]
 """Runs a command line with these variables, in that directory."""

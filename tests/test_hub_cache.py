@@ -15,7 +15,7 @@ from pathlib import Path
 import made
 import pytest
 from command_line import TOKENS, only_line, snapshot
-from hub_registry import FILE, MANIFEST, REGISTRY, Machine, every_client, publish
+from hub_registry import FILE, MANIFEST, REGISTRY, VERSIONS, Machine, publish
 from hub_server import HubServer
 
 from fi_tunecache.user_cache import UserCache
@@ -27,20 +27,6 @@ def blobs(machine: Machine) -> list[Path]:
     return sorted((machine.cache / "hub-cache").glob("datasets--*/blobs/*"))
 
 
-def damaged_blobs(hub: HubServer, machine: Machine, damage: Callable[[bytes], bytes]) -> None:
-    """What huggingface_hub itself would hand out as if it were whole."""
-    assert machine.entries() == 2
-    for kind in ("bundles", "selections"):
-        shutil.rmtree(machine.cache / kind)
-    for path in blobs(machine):
-        path.write_bytes(damage(path.read_bytes()))
-    hub.clear_log()
-    assert machine.entries() == 2
-    needed = [request.path.rpartition("/")[2] for request in hub.requests(FILE, "GET")]
-    assert len(needed) == len(set(needed)) == 3, "each file is fetched once more"
-    assert machine.entries("--offline") == 2
-
-
 DAMAGE = {
     "truncated": lambda data: data[:-20],
     "empty": lambda data: b"",
@@ -49,14 +35,29 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize(
+    ("pulled_machine", "damage"),
+    [
+        *(pytest.param(None, damage, id=damage) for damage in DAMAGE),
+        *(
+            pytest.param(version, "truncated", marks=pytest.mark.slow, id=f"truncated-{version}")
+            for version in VERSIONS
+        ),
+    ],
+    indirect=["pulled_machine"],
+)
 def test_a_damaged_blob_in_the_hub_cache(hub: HubServer, pulled_machine: Machine, damage: str) -> None:
-    damaged_blobs(hub, pulled_machine, DAMAGE[damage])
-
-
-@every_client
-def test_a_truncated_blob_with_every_client(hub: HubServer, pulled_machine: Machine) -> None:
-    damaged_blobs(hub, pulled_machine, DAMAGE["truncated"])
+    """What huggingface_hub itself would hand out as if it were whole."""
+    assert pulled_machine.entries() == 2
+    for kind in ("bundles", "selections"):
+        shutil.rmtree(pulled_machine.cache / kind)
+    for path in blobs(pulled_machine):
+        path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    hub.clear_log()
+    assert pulled_machine.entries() == 2
+    needed = [request.path.rpartition("/")[2] for request in hub.requests(FILE, "GET")]
+    assert len(needed) == len(set(needed)) == 3, "each file is fetched once more"
+    assert pulled_machine.entries("--offline") == 2
 
 
 def test_a_damaged_blob_offline(hub: HubServer, pulled_machine: Machine) -> None:

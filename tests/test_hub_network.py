@@ -16,7 +16,17 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import pytest
 from command_line import TOKENS, child, only_line
-from hub_registry import FILE, NAME, NETWORK, NO_HUB, PORTAL, REGISTRY, Machine, every_client
+from hub_registry import (
+    FILE,
+    NAME,
+    NETWORK,
+    NO_HUB,
+    PORTAL,
+    REGISTRY,
+    Machine,
+    every_client,
+    installed_and_every_client,
+)
 from hub_server import Fault, HubServer
 
 # --- nobody answers
@@ -26,26 +36,18 @@ def unreachable(reason: str) -> str:
     return rf"{REGISTRY}(?:@\w{{40}})?: the Hub can't be reached \({reason}\); {NETWORK}"
 
 
-def gone(hub: HubServer, machine: Machine) -> None:
-    before, commit = machine.state(), hub.commits(NAME)[0]
+@installed_and_every_client
+def test_connection_refused(hub: HubServer, pulled_machine: Machine) -> None:
+    before, commit = pulled_machine.state(), hub.commits(NAME)[0]
     hub.close()
     for registry in (REGISTRY, f"{REGISTRY}@{commit}"):
         started = time.monotonic()
-        done = machine.pull("--registry", registry)
+        done = pulled_machine.pull("--registry", registry)
         assert time.monotonic() - started < 8, "the library alone would try for 23 seconds"
         assert (done.code, done.out) == (4, "")
         assert re.fullmatch(unreachable("Connection refused"), only_line(done.err)), done.err
-    assert machine.state() == before
-    assert machine.entries("--offline") == 1
-
-
-def test_connection_refused(hub: HubServer, pulled_machine: Machine) -> None:
-    gone(hub, pulled_machine)
-
-
-@every_client
-def test_connection_refused_with_every_client(hub: HubServer, pulled_machine: Machine) -> None:
-    gone(hub, pulled_machine)
+    assert pulled_machine.state() == before
+    assert pulled_machine.entries("--offline") == 1
 
 
 @pytest.mark.parametrize(
@@ -160,10 +162,11 @@ def test_a_proxy_that_does_not_answer(hub: HubServer, pulled_machine: Machine, v
 # --- redirects
 
 
-def elsewhere(hub: HubServer, machine: Machine) -> None:
+@installed_and_every_client
+def test_files_from_another_origin(hub: HubServer, pulled_machine: Machine) -> None:
     with HubServer(hub.folder, host="127.0.0.2") as other:
         hub.fault(Fault(FILE, redirect=other.endpoint))
-        assert machine.entries() == 2
+        assert pulled_machine.entries() == 2
         assert len(hub.log) >= 3
         assert all(request.authorised for request in hub.log)
         assert len(other.log) >= 2
@@ -171,31 +174,14 @@ def elsewhere(hub: HubServer, machine: Machine) -> None:
         assert not any(token in str(request.headers) for request in other.log for token in TOKENS)
 
 
-def test_files_from_another_origin(hub: HubServer, pulled_machine: Machine) -> None:
-    elsewhere(hub, pulled_machine)
-
-
-@every_client
-def test_files_from_another_origin_with_every_client(hub: HubServer, pulled_machine: Machine) -> None:
-    elsewhere(hub, pulled_machine)
-
-
-def captive(hub: HubServer, machine: Machine) -> None:
+@installed_and_every_client
+def test_a_redirect_to_a_captive_portal(hub: HubServer, pulled_machine: Machine) -> None:
     """A network that leads every request to its own page."""
     with HubServer(hub.folder, host="127.0.0.2") as page:
         hub.fault(Fault(redirect=page.endpoint))
         page.fault(PORTAL())
-        done = machine.pull()
+        done = pulled_machine.pull()
         assert (done.code, done.out) == (4, "")
         assert re.fullmatch(rf"{REGISTRY}: {NO_HUB}", only_line(done.err))
         assert not any(request.authorised for request in page.log)
-    assert machine.entries("--offline") == 1
-
-
-def test_a_redirect_to_a_captive_portal(hub: HubServer, pulled_machine: Machine) -> None:
-    captive(hub, pulled_machine)
-
-
-@every_client
-def test_a_redirect_to_a_captive_portal_with_every_client(hub: HubServer, pulled_machine: Machine) -> None:
-    captive(hub, pulled_machine)
+    assert pulled_machine.entries("--offline") == 1
