@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
+
 from .errors import CacheError, FiTuneCacheError, RegistryError
 from .hub_messages import Failure
 
-__all__ = ["FAILURES", "hub_error"]
+__all__ = ["FAILURES", "hub_error", "without_tokens"]
+
+_TOKEN = re.compile(r"\b(?:hf|api_org)_\w{4,}")
 
 _NETWORK = "check the network, HF_ENDPOINT and proxies; --offline takes what is cached"
 _LOGIN = "log in with `hf auth login` or set HF_TOKEN"
@@ -51,3 +56,10 @@ def hub_error(name: str, failure: Failure) -> FiTuneCacheError:
         next_step = next_step.replace("later", f"in {failure.retry_after:.0f} s")
     line = f"{name}: {problem}" + (f" ({': '.join(known)})" if known else "")
     return CacheError(line, next_step) if failure.kind == "disk" else RegistryError(line, next_step)
+
+
+def without_tokens(text: str) -> str:
+    """Text of a library, without the tokens that the environment holds and whatever looks like one."""
+    for secret in filter(None, (os.environ.get("HF_TOKEN"), os.environ.get("HUGGING_FACE_HUB_TOKEN"))):
+        text = text.replace(secret, "***")
+    return _TOKEN.sub("***", text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import selectors
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import msgspec
 
 from .deadline import Deadline
 from .errors import FiTuneCacheError
-from .hub_failure import hub_error
+from .hub_failure import hub_error, without_tokens
 from .hub_messages import Answer, Asked, Failure, Question
 
 __all__ = ["HubError", "HubProcess"]
@@ -30,7 +29,6 @@ _QUIET = {
     "HF_HUB_ENABLE_HF_TRANSFER": "0",  # where it is set and that package is missing, nothing can be downloaded
     "HF_HUB_DISABLE_SYMLINKS_WARNING": "1",
 }
-_TOKEN = re.compile(r"\b(?:hf|api_org)_\w{4,}")
 _MAX_COMPLAINT = 300
 _WRONG_ANSWER = Failure("crashed", detail="wrong answer")
 _GRACE = 0.2
@@ -156,9 +154,7 @@ class HubProcess:
         self._complaints.seek(0)
         lines = self._complaints.read().decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), f"exit code {code}")
-        for secret in filter(None, (os.environ.get("HF_TOKEN"), os.environ.get("HUGGING_FACE_HUB_TOKEN"))):
-            last = last.replace(secret, "***")
-        return _TOKEN.sub("***", last)[:_MAX_COMPLAINT]
+        return without_tokens(last)[:_MAX_COMPLAINT]
 
 
 def _open_complaints() -> IO[bytes]:

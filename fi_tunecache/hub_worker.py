@@ -30,6 +30,7 @@ from typing import Any
 
 import msgspec
 
+from .hub_failure import without_tokens
 from .hub_messages import (
     Answer,
     Asked,
@@ -153,9 +154,7 @@ class _Broken:
     """Answers everything with why huggingface_hub can't be used."""
 
     def __init__(self, error: Exception) -> None:
-        detail = f"{type(error).__name__}: {error}"
-        for secret in filter(None, (os.environ.get("HF_TOKEN"), os.environ.get("HUGGING_FACE_HUB_TOKEN"))):
-            detail = detail.replace(secret, "***")
+        detail = without_tokens(f"{type(error).__name__}: {error}")
         self._failure = Failure("no_client", detail=detail[:_MAX_DETAIL])
 
     def answer(self, asked: Asked) -> Answer:
