@@ -74,6 +74,11 @@ class Key(Struct, frozen=True, gc=False):
             text = str((self.custom_op, self.runner, self.profile, self.extras))
             msgspec.structs.force_setattr(self, "text", text)
 
+    @property
+    def shape(self) -> tuple[str, Profile]:
+        """The op and the profile: keys that share them differ in the runner, and are rivals in a lookup."""
+        return self.custom_op, self.profile
+
     @classmethod
     def parse(cls, text: str) -> Key:
         """Read a key as FlashInfer writes it.

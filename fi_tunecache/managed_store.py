@@ -311,7 +311,7 @@ def write_entries(
     folder = environment_folder(root, environment, policy)
     shapes: dict[tuple[str, Profile], dict[Path, bytes]] = {}
     for entry in entries:
-        shape = shapes.setdefault((entry.key.custom_op, entry.key.profile), {})
+        shape = shapes.setdefault(entry.key.shape, {})
         shape.setdefault(*_file(folder, entry_file(entry, mark)))
     groups = [*shapes.values(), *(dict([_file(folder, record_file(record, mark))]) for record in records)]
     try:

@@ -51,7 +51,7 @@ class _Group(Struct, frozen=True, gc=False):
 
     @property
     def shape(self) -> tuple[str, object]:
-        return self.entry.key.custom_op, self.entry.key.profile
+        return self.entry.key.shape
 
 
 class _Refused(Struct, frozen=True, gc=False):
@@ -173,7 +173,7 @@ def _unordered_groups(
     """
     by_shape: dict[tuple[str, object], list[tuple[Entry, str]]] = {}
     for entry, bundle_id in left:
-        by_shape.setdefault((entry.key.custom_op, entry.key.profile), []).append((entry, bundle_id))
+        by_shape.setdefault(entry.key.shape, []).append((entry, bundle_id))
     groups: list[_Group] = []
     refused: list[_Refused] = []
     for shape, items in by_shape.items():

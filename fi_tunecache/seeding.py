@@ -20,7 +20,6 @@ from .bundle import MARK
 from .entry import Entry
 from .environment import Environment
 from .errors import CacheError
-from .key import Profile
 from .managed_files import finish_what_was_left, is_marked, remove_file
 from .managed_store import environment_folder, environment_folders, read_folder, write_entries
 from .measurement_policy import MeasurementPolicy
@@ -89,19 +88,19 @@ def plan_seeding(entries: Iterable[Entry], present: Iterable[Entry]) -> Plan:
     for entry in present:
         mine, mark = wanted.get(entry.key.text), _mark(entry)
         if mark is None:
-            own.add(_shape(entry))
+            own.add(entry.key.shape)
             continue
         marked.add(entry.key.text)
         if mine is None or mark not in bundles or _answer(mine) != _answer(entry):
-            old.add(_shape(entry))
+            old.add(entry.key.shape)
             outdated += 1
     missing, kept, skipped = [], 0, 0
     for text, entry in wanted.items():
         if text in marked:
             skipped += 1
-        elif _shape(entry) in own:
+        elif entry.key.shape in own:
             kept += 1
-        elif _shape(entry) in old:
+        elif entry.key.shape in old:
             skipped += 1
         else:
             missing.append(entry)
@@ -110,10 +109,6 @@ def plan_seeding(entries: Iterable[Entry], present: Iterable[Entry]) -> Plan:
 
 def _mark(entry: Entry) -> Any:
     return (entry.selection or {}).get(MARK)
-
-
-def _shape(entry: Entry) -> tuple[str, Profile]:
-    return entry.key.custom_op, entry.key.profile
 
 
 def _answer(entry: Entry) -> tuple[object, ...]:

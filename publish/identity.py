@@ -23,8 +23,7 @@ def entry_identity(entry: Entry) -> Identity:
 
 def shape_of(item: Entry | Lookup) -> Shape:
     """The op and the profile: where runners are rivals."""
-    key = item.key if isinstance(item, Entry) else item.winning_key
-    return key.custom_op, key.profile
+    return (item.key if isinstance(item, Entry) else item.winning_key).shape
 
 
 def lookup_texts(lookup: Lookup) -> tuple[str, ...]:
