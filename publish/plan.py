@@ -26,7 +26,15 @@ from .gather import Gathered
 from .left_out import LeftOut, summarise
 from .published import Published, PublishedBundle
 
-__all__ = ["OpCounts", "Plan", "PlannedBundle", "Status", "make_plan"]
+__all__ = ["OpCounts", "OpenConflictsError", "Plan", "PlannedBundle", "Status", "make_plan"]
+
+
+class OpenConflictsError(UsageError):
+    """Sources disagree, and no rule says which counts; the message shows the first of ``conflicts``."""
+
+    def __init__(self, conflicts: Sequence[Conflict], problem: str, next_step: str = "") -> None:
+        super().__init__(problem, next_step)
+        self.conflicts = tuple(conflicts)
 
 
 class Status(str, enum.Enum):
@@ -159,7 +167,8 @@ def make_plan(gathered: Iterable[Gathered], published: Published) -> Plan:
     Raises
     ------
     UsageError
-        A conflict is open; what is to be added is published and yanked; no folder can have a version or a device.
+        A conflict is open (an OpenConflictsError has them all); what is to be added is published and yanked; no
+        folder can have a version or a device.
     FormatError
         More entries or bytes than a bundle may have.
     """
@@ -170,7 +179,8 @@ def make_plan(gathered: Iterable[Gathered], published: Published) -> Plan:
 
 def _refuse_open_conflicts(conflicts: Sequence[Conflict]) -> None:
     if conflicts:
-        raise UsageError(
+        raise OpenConflictsError(
+            conflicts,
             f"sources have different answers to {plural(len(conflicts), 'key')}, the first {conflicts[0]}",
             "decide with --on-conflict fastest or newest, or leave a source out",
         )

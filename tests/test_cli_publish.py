@@ -420,6 +420,22 @@ def test_conflicts(directory: Publisher) -> None:
         assert "  bf16_gemm    2        0          0         1" in lines
 
 
+def test_every_open_conflict_is_shown(directory: Publisher) -> None:
+    sources = [
+        write("a.json", *(timed(m, 3, 0.5) for m in (1, 2, 4))),
+        write("b.json", *(timed(m, 7) for m in (1, 2, 4))),
+    ]
+    done = directory.command_line("publish", *sources, "--to", directory.target, "--yes")
+    assert (done.code, done.out) == (2, "")
+    *others, refusal = done.err.splitlines()
+    answers = "tactic 3, 0.5 ms in a.json; tactic 7, 0.5 ms in b.json"
+    keys = sorted(timed(m).key.text for m in (1, 2, 4))
+    assert refusal.startswith(
+        f"fi-tunecache: sources have different answers to 3 keys, the first {keys[0]}: {answers}; "
+    )
+    assert others == [f"fi-tunecache: another conflict: {key}: {answers}" for key in keys[1:]]
+
+
 def pulled(publisher: Publisher, *tuned: Entry) -> str:
     """A file that was pulled, and to which FlashInfer has added what it tuned."""
     publisher(write("before.json", *BEFORE), "--yes")

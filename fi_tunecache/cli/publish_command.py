@@ -18,7 +18,7 @@ from ..deadline import Deadline
 from ..errors import UsageError
 from ..publish.commit import Outcome, commit
 from ..publish.conflicts import OnConflict
-from ..publish.plan import Plan, PlannedBundle
+from ..publish.plan import OpenConflictsError, Plan, PlannedBundle
 from ..publish.publication import Publication, check_words, names_here, open_target, prepare, secrets_of
 from ..publish.registry_edit import Edit
 from ..publish.workload import parse_workload
@@ -28,6 +28,7 @@ from .output import print_json, print_line, print_table, progress
 
 __all__ = ["command"]
 
+_MOST_CONFLICTS = 50
 _RACED = {"yes": True, "no": False, "unknown": None}
 
 
@@ -105,9 +106,14 @@ def command(
     )
     with user_cache() as cache:
         opened = partial(open_target, target, cache=cache, private=private, create_pr=create_pr)
-        with progress() as say:
-            reader = opened(deadline=Deadline(timeout), progress=say)
-            plan, notices = prepare(publication, reader, cache, secrets=secrets_of(os.environ), progress=say)
+        try:
+            with progress() as say:
+                reader = opened(deadline=Deadline(timeout), progress=say)
+                plan, notices = prepare(publication, reader, cache, secrets=secrets_of(os.environ), progress=say)
+        except OpenConflictsError as error:
+            for conflict in error.conflicts[1:_MOST_CONFLICTS]:  # the first stands in the error itself
+                note(f"another conflict: {conflict}")
+            raise
         for notice in notices:
             note(notice)
         if not as_json:
