@@ -106,7 +106,7 @@ class _Attempt:
                     continue
             else:
                 written = Written(snapshot.revision or "")
-                if self._unchecked is not None:
+                if self._unchecked is not None and self._uncertain:
                     self._notices.append(f"{self._target.name} reported a failure, but had written")
             changed = changed or self._unchecked is not None
             if not self._has_overwritten(written):

@@ -362,6 +362,21 @@ def test_a_stale_write_that_seemed_to_have_failed_and_was_overwritten_itself(
     assert holds(careless, 0, 1, 7)
 
 
+def test_what_was_not_in_the_commit_is_put_back_by_somebody_else(careless: MemoryTarget) -> None:
+    """No failure was reported then, so none is told."""
+
+    def lacks_ours(make: Callable[[], str]) -> str:
+        made = make()
+        careless.main[-1] = {**careless.main[-1], **careless.main[0]}
+        with undisturbed(careless):
+            publish(careless, 1)
+        return made
+
+    careless.faults.append(lacks_ours)
+    assert publish(careless, 1) == Outcome("3", changed=True, attempts=1)
+    assert holds(careless, 0, 1)
+
+
 def test_others_put_it_back_themselves(careless: MemoryTarget) -> None:
     def again() -> None:
         if len(careless.main) == 3:  # ours has just overwritten theirs
