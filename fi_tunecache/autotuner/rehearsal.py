@@ -1,49 +1,23 @@
-"""The one adapter that names private things of FlashInfer."""
+"""FlashInfer's autotuner in a process that is there for nothing else, to see what it makes of a file."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeAlias
 
-from .entry import ProfilingPolicy, Tactic
-from .environment import Environment
-from .errors import FormatError, HardwareError
-from .key import Dtype, Extra, Key
+from ..entry import ProfilingPolicy, Tactic
+from ..environment import Environment
+from ..errors import FormatError, HardwareError
+from ..key import Dtype, Extra, Key
+from .module import brief, import_autotuner, require
 
-__all__ = ["Autotuner", "LoadedEntry", "collect_metadata"]
+__all__ = ["Autotuner", "LoadedEntry"]
 
 LoadedEntry: TypeAlias = tuple[str, Tactic, ProfilingPolicy | None]
 """Runner class, tactic and policy of an entry, as FlashInfer holds them after loading a file."""
-
-
-def collect_metadata() -> Environment:
-    """The facts that FlashInfer itself would stamp, from ``flashinfer.autotuner._collect_metadata``.
-
-    Imports FlashInfer and torch into this process (seconds), initialises CUDA and loads cuBLAS:
-    never call it at import or before a fork. A fact that FlashInfer can't determine (``unknown``)
-    is None.
-
-    Raises
-    ------
-    HardwareError
-        FlashInfer can't be imported, or its function fails.
-    FormatError
-        This FlashInfer has no such function (0.6.7 to 0.7.4 have), or it returns something else.
-    """
-    collect = getattr(_import_autotuner("use --probe light"), "_collect_metadata", None)
-    if not callable(collect):
-        raise FormatError("flashinfer.autotuner has no _collect_metadata", "use --probe light, or update fi-tunecache")
-    try:
-        metadata = collect()
-    except Exception as error:
-        raise HardwareError(f"FlashInfer can't tell its environment: {_brief(error)}", "use --probe light") from error
-    if not isinstance(metadata, Mapping) or not all(isinstance(name, str) for name in metadata):
-        raise FormatError("flashinfer.autotuner._collect_metadata returns no facts", "use --probe light")
-    return Environment.from_metadata(metadata, source="flashinfer.autotuner._collect_metadata")
 
 
 class Autotuner:
@@ -63,8 +37,8 @@ class Autotuner:
     """
 
     def __init__(self, environment: Environment) -> None:
-        module = _import_autotuner("install it again")
-        _require(module, "AutoTuner", "TunableRunner", "TuningConfig", "_collect_metadata")
+        module = import_autotuner("install it again")
+        require(module, "AutoTuner", "TunableRunner", "TuningConfig", "_collect_metadata")
         version = getattr(import_module("flashinfer"), "__version__", None)
         if version != environment.flashinfer_version:
             raise HardwareError(f"FlashInfer {version} is imported, not {environment.flashinfer_version}")
@@ -72,7 +46,7 @@ class Autotuner:
         for name in (module.__name__, module.AutoTuner.__module__):
             vars(sys.modules[name])["_collect_metadata"] = environment.metadata
         self._tuner: Any = module.AutoTuner.get()
-        _require(self._tuner, "load_configs", "search_cache", "_file_configs", "_file_config_policies")
+        require(self._tuner, "load_configs", "search_cache", "_file_configs", "_file_config_policies")
         # Without specs it maps every shape to itself: the profile of a key stands for the shapes, -1 included.
         self._config = module.TuningConfig()
         self._toy: type[Any] = module.TunableRunner
@@ -81,7 +55,7 @@ class Autotuner:
         try:
             self._search([Key("nothing", "Toy", (), ())])
         except Exception as error:
-            raise FormatError(f"search_cache can't be asked: {_brief(error)}", "update fi-tunecache") from error
+            raise FormatError(f"search_cache can't be asked: {brief(error)}", "update fi-tunecache") from error
 
     def load(self, path: Path) -> None:
         """``load_configs``. A file of another environment is skipped in silence: see :meth:`entries`."""
@@ -125,21 +99,3 @@ class Autotuner:
         if isinstance(extra, (tuple, list)):
             return type(extra)(map(self._torch_value, extra))
         return extra
-
-
-def _import_autotuner(advice: str) -> ModuleType:
-    try:
-        return import_module("flashinfer.autotuner")
-    except (Exception, SystemExit) as error:
-        raise HardwareError(f"FlashInfer can't be imported: {_brief(error)}", advice) from error
-
-
-def _require(owner: object, *names: str) -> None:
-    for name in names:
-        if not hasattr(owner, name):
-            title = getattr(owner, "__name__", type(owner).__name__)
-            raise FormatError(f"{title} has no {name}", "update fi-tunecache")
-
-
-def _brief(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error)[:200]}"
