@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .registry import Registry, open_registry
     from .retrieval import Pulled, pull, resolve
     from .selection import Request, Selection
+    from .serving import disable, enable
 
 __version__ = "0.1.0"
 
@@ -52,6 +53,8 @@ __all__ = [
     "Request",
     "Selection",
     "UsageError",
+    "disable",
+    "enable",
     "open_registry",
     "probe_environment",
     "pull",
@@ -66,6 +69,8 @@ _MODULES = {
     "Registry": "registry",
     "Request": "selection",
     "Selection": "selection",
+    "disable": "serving",
+    "enable": "serving",
     "open_registry": "registry",
     "probe_environment": "probe",
     "pull": "retrieval",

@@ -26,7 +26,7 @@ from .selection import (
 )
 from .verdict import Candidate, Resolution
 
-__all__ = ["marked_entries", "materialise", "resolution_json", "stamped"]
+__all__ = ["materialise", "resolution_json", "stamped", "store_entries"]
 
 _LIMITS = Limits(bytes=2**30, entries=2_000_000)
 """A selection may hold the entries of many bundles, each of which was within its own limits."""
@@ -92,18 +92,21 @@ def _marked(entry: Entry, bundle_id: str) -> Entry:
     return msgspec.structs.replace(entry, selection={**(entry.selection or {}), MARK: bundle_id})
 
 
-def marked_entries(selection: Selection, data: bytes) -> tuple[Entry, ...]:
-    """The entries of a selection file, each with its bundle's name for a mark; ``data`` are the file's bytes.
+def store_entries(selection: Selection, data: bytes) -> tuple[Entry, ...]:
+    """The entries of a selection file for a managed store, each marked with its bundle; ``data`` are the file's bytes.
 
-    Those without a policy have it too: what takes them must not be a v1 file.
+    An entry that FlashInfer's default did not race has no policy there: such a one is served in replay, and timed
+    again where FlashInfer tunes, which it does in a store's context with the default among the candidates
+    (``flashinfer/autotuner/autotuner.py``, 0.7.2 to 0.7.4: ``require_profiling_policy``).
     """
+    raced = {bundle.bundle_id: bundle.default_raced is True for bundle in selection.bundles}
     only = selection.bundles[0].bundle_id
-    return tuple(
-        entry
-        if entry.policy is not None
-        else msgspec.structs.replace(entry, selection={MARK: selection.marks.get(entry.key.text, only)})
-        for entry in read_cache_file(data, source="selection", limits=_LIMITS).entries
-    )
+    found = []
+    for entry in read_cache_file(data, source="selection", limits=_LIMITS).entries:
+        bundle = (entry.selection or {}).get(MARK) or selection.marks.get(entry.key.text, only)
+        policy = entry.policy if raced[bundle] else None
+        found.append(msgspec.structs.replace(entry, policy=policy, selection={**(entry.selection or {}), MARK: bundle}))
+    return tuple(found)
 
 
 def _cache_file(entries: Iterable[Entry], metadata: Mapping[str, Any]) -> CacheFile:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .candidates import Fetched
     from .verdict import Resolution
 
-__all__ = ["Pulled", "no_match", "pull", "resolve"]
+__all__ = ["Pulled", "cached", "no_match", "pull", "resolve"]
 
 
 class Pulled(Struct, frozen=True):
@@ -85,7 +85,7 @@ def pull(
         A registry can't be read, or holds what it must not, or has gone back to an older state; nothing is stored.
     """
     cache = cache or UserCache.locate()
-    held = _held(cache, request.selection_id)
+    held = cached(request, cache)
     if held is not None and offline:
         return held
     folder = Folder.of(request.environment)
@@ -98,7 +98,7 @@ def pull(
     remote = any(name.startswith(HUB_SCHEME) for name in request.registries)
     patience = until.remaining() / 2 if remote else LOCK_TIMEOUT  # what is left is for doing it ourselves
     with cache.lock(request.selection_id, patience):
-        held = _held(cache, request.selection_id)  # another process may have stored it meanwhile
+        held = cached(request, cache)  # another process may have stored it meanwhile
         if held is not None and _is_current(held.selection, trees, revisions, cache):
             return held
         try:
@@ -194,15 +194,19 @@ def _forget(cache: UserCache, selection_id: str, records: Sequence[BranchRecord]
         cache.notice(str(error))
 
 
-def _held(cache: UserCache, selection_id: str) -> Pulled | None:
-    """The cached selection; one that is damaged or can't be read is as if not there."""
-    path = cache.selection_path(selection_id)
+def cached(request: Request, cache: UserCache) -> Pulled | None:
+    """The selection for a request that is in the cache; one that is damaged or can't be read is as if not there.
+
+    Asks no registry, so it may be older than what one holds now. Reads one file; a damaged one is set aside, told
+    in ``cache.notices``.
+    """
+    path = cache.selection_path(request.selection_id)
     try:
         data = cache.read(path)
         if data is None:
             return None
         selection = read_selection(data)
-        if selection.id != selection_id:
+        if selection.id != request.selection_id:
             raise FormatError("its id is not its name")
     except CacheError as error:
         cache.notice(str(error))

@@ -157,10 +157,10 @@ def command(
         write_atomic(Path(os.path.realpath(file)), data, advice=ANOTHER_FILE)
     seeded = None
     if root is not None:
-        from ..materialisation import marked_entries
+        from ..materialisation import store_entries
         from ..seeding import seed_store
 
-        entries = marked_entries(pulled.selection, pulled.data)
+        entries = store_entries(pulled.selection, pulled.data)
         seeded = seed_store(root, target.environment, request.policy, entries)
     stored = None if pulled.not_stored else cache.selection_path(pulled.selection.id)
     milliseconds = (time.perf_counter() - started) * 1000

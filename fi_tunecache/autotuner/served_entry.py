@@ -1,0 +1,85 @@
+"""The entries of a selection in the form in which FlashInfer holds those of a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from ..bundle import MARK
+from ..entry import ProfilingPolicy, Tactic
+from ..errors import FormatError
+from ..selection import Selection
+
+__all__ = ["ServedEntry", "served_entries", "shape_of"]
+
+_KEY = re.compile(r"\('([^']+)', '([^']+)', (\((?:\([-\d, ]*\)(?:, )?)*,?\)), ")
+"""The op, the runner and the profile at the beginning of a key's text. A selection's keys were checked when
+it was made; of FlashInfer's own only those that begin so can be rivals of one of ours."""
+
+
+class ServedEntry(Struct, frozen=True, gc=False):
+    """``raced`` tells whether FlashInfer's default took part in the race; ``selection`` is the fourth element, with
+    our mark, None where there is no room for one."""
+
+    runner: str
+    tactic: Tactic
+    policy: ProfilingPolicy | None
+    selection: dict[str, Any] | None
+    raced: bool
+
+
+def shape_of(key: str) -> tuple[str, str] | None:
+    """The op and the profile of a key's text: keys that share them are rivals in a lookup."""
+    match = _KEY.match(key)
+    return None if match is None else (match[1], match[3])
+
+
+def served_entries(
+    selection: Selection, data: bytes, blocked: Callable[[str, str, Tactic], bool] | None = None
+) -> dict[str, ServedEntry]:
+    """Read the entries of a selection file, by the text of their keys.
+
+    What it holds is not checked again: :func:`~fi_tunecache.selection.read_selection` has found the file whole.
+
+    Parameters
+    ----------
+    selection, data
+        What the file says of itself, and its bytes.
+    blocked
+        Tells of an op, a runner and a tactic whether the tactic may not be used. Then nothing is served for that op
+        and profile: what is left could be the answer to another lookup.
+    """
+    raced = {bundle.bundle_id: bundle.default_raced is True for bundle in selection.bundles}
+    only = selection.bundles[0].bundle_id if selection.bundles else ""
+    entries: dict[str, ServedEntry] = {}
+    for key, value in msgspec.json.decode(data).items():
+        if key[:1] != "(":
+            continue
+        runner, tactic, *rest = value
+        policy = tuple(rest[0]) if rest else None
+        chosen = rest[1] if len(rest) > 1 else None
+        bundle = chosen[MARK] if chosen else selection.marks.get(key, only)
+        entries[key] = ServedEntry(runner, _tactic(tactic), policy, chosen, raced[bundle])
+    if len(entries) != selection.entries:
+        raise FormatError(f"a selection of {selection.entries} entries holds {len(entries)}", "pull again")
+    return entries if blocked is None else _without_blocked(entries, blocked)
+
+
+def _tactic(value: Any) -> Tactic:
+    return tuple(map(_tactic, value)) if isinstance(value, list) else value
+
+
+def _without_blocked(
+    entries: Mapping[str, ServedEntry], blocked: Callable[[str, str, Tactic], bool]
+) -> dict[str, ServedEntry]:
+    shapes = {key: shape_of(key) for key in entries}
+    refused = {
+        shape
+        for key, shape in shapes.items()
+        if shape is not None and blocked(shape[0], entries[key].runner, entries[key].tactic)
+    }
+    return {key: entry for key, entry in entries.items() if shapes[key] not in refused}
