@@ -15,6 +15,7 @@ from command_line import TOKENS, CommandLine, isolated
 from hub_registry import Machine, as_process, in_process, one_bundle, publish
 from hub_server import Account, HubServer
 from hypothesis import settings
+from programs import Programs
 from real_flashinfer import RealFlashInfer
 
 settings.register_profile("tests", deadline=None)  # a busy machine is no failure
@@ -82,6 +83,23 @@ def flashinfer(
     yield start
     for process in running.values():
         process.close()
+
+
+@pytest.fixture(scope="session")
+def programs(
+    flashinfer_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Programs]]:
+    """Programs that use the real FlashInfer of a version; it is imported once, at its first use."""
+    running: dict[str, Programs] = {}
+
+    def start(version: str) -> Programs:
+        if version not in running:
+            running[version] = Programs(version, flashinfer_folder(version), tmp_path_factory.mktemp("programs"))
+        return running[version]
+
+    yield start
+    for each in running.values():
+        each.close()
 
 
 @pytest.fixture
