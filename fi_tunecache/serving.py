@@ -106,24 +106,38 @@ def enable(
     UsageError
         An argument that makes no sense. Nothing else is ever raised; a variable that makes no sense is a warning.
     """
+    try:
+        options = _options(registry, match, deadline, offline, group)
+        if options is not None:
+            _start(options)
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, the program goes on
+        logger.warning("fi-tunecache: %s: %s; FlashInfer goes on without it", type(error).__name__, error)
+
+
+def _options(
+    registry: str | Sequence[str] | None, match: str | None, deadline: float, offline: bool | None, group: Any
+) -> Options | None:
     Deadline(deadline)
     named = (registry,) if isinstance(registry, str) else tuple(registry or ())
     level = None if match is None else MatchLevel.parse(match)
     try:
         mode = ServingMode.of(os.environ)
-        options = Options(
-            registries=registry_names(named, os.environ),
-            level=level or MatchLevel.parse(os.environ.get("FI_TUNECACHE_MATCH") or MatchLevel.EXACT.value),
-            deadline=deadline,
-            offline=bool(offline),
-            observe=mode is ServingMode.OBSERVE,
-            group=group,
-        )
+        level = level or MatchLevel.in_use(None, os.environ)
     except UsageError as error:
         logger.warning("fi-tunecache: %s; FlashInfer goes on without it", error)
-        return
-    if mode is not ServingMode.OFF:
-        _start(options)
+        return None
+    if mode is ServingMode.OFF:
+        return None
+    return Options(
+        registries=registry_names(named, os.environ),
+        level=level,
+        deadline=deadline,
+        offline=bool(offline),
+        observe=mode is ServingMode.OBSERVE,
+        group=group,
+    )
 
 
 def disable() -> None:
@@ -231,6 +245,10 @@ class Hook:
         if self._live is not None:
             self._live.choose_one.add(self._around)
 
+    def _wanted(self) -> None:
+        if self._work is None and not self._armed:  # else it is on its way
+            self._arm()
+
     def _around(self, inner: Callable[..., Any], tuner: Any, *arguments: Any, **options: Any) -> Any:
         if self._armed:
             try:
@@ -278,7 +296,7 @@ class Hook:
 
         assert self._live is not None
         if not self.options.observe and (self._layer is None or self._tuner is not tuner):
-            self._layer = self._live.put_layer(tuner, fail=self._fail, want=self._arm, attached=self._arm)
+            self._layer = self._live.put_layer(tuner, fail=self._fail, want=self._wanted, attached=self._arm)
             self._tuner = tuner
         if reads_files(tuner):
             self._serve_files(tuner, deadline)

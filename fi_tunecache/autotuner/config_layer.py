@@ -64,7 +64,7 @@ class ConfigLayer(dict[str, Any]):
     fail
         Told what went wrong in here, after which only the program's own entries are left.
     want
-        Called when an entry was asked for that a selection could have, and there is none yet.
+        Called whenever an entry was asked for that a selection could have, until there is one.
     """
 
     __slots__ = ("_chosen", "_fail", "_own", "_policies", "_promoted", "_tuner", "_want", "ours")
@@ -195,12 +195,9 @@ class ConfigLayer(dict[str, Any]):
         }
 
     def _ask(self) -> None:
-        want, self._want = self._want, None
         try:
-            if not reads_files(self._tuner):
-                self._want = want
-            elif want is not None:
-                want()
+            if self._want is not None and reads_files(self._tuner):
+                self._want()
         except Exception as error:  # noqa: BLE001
             self._stop(error)
 

@@ -21,7 +21,7 @@ from ..errors import FormatError
 from ..measurement_policy import MeasurementPolicy
 from .config_layer import ConfigLayer
 from .module import brief, require
-from .wrapping import Wrapping
+from .wrapping import wrapping_of
 
 __all__ = ["LiveAutotuner", "StoreInUse", "is_capturing"]
 
@@ -57,8 +57,8 @@ class LiveAutotuner:
             raise FormatError(f"AutoTuner.choose_one is no function: {brief(error)}", "update fi-tunecache") from error
         if parameters != _CHOOSE_ONE:
             raise FormatError(f"AutoTuner.choose_one takes {', '.join(parameters)}", "update fi-tunecache")
-        self.choose_one = Wrapping(kind, "choose_one")
-        self.search_cache = Wrapping(kind, "search_cache")
+        self.choose_one = wrapping_of(kind, "choose_one")
+        self.search_cache = wrapping_of(kind, "search_cache")
 
     def check(self, tuner: Any) -> None:
         """Raises FormatError where the instance is not one that we know, or somebody else has put tables into it."""

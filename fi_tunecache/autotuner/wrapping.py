@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-__all__ = ["Around", "Wrapping"]
+__all__ = ["Around", "Wrapping", "wrapping_of"]
 
 Around: TypeAlias = Callable[..., Any]
 """Is called with the next inner function, then with that one's own arguments, and gives what it returns."""
@@ -54,8 +54,23 @@ class Wrapping:
             self._chain = functools.partial(function, self._chain)
 
     def _dispatcher(self) -> Callable[..., Any]:
-        @functools.wraps(self._original)
+        original = self._original
+
+        @functools.wraps(original)
         def dispatch(*arguments: Any, **options: Any) -> Any:
-            return self._chain(*arguments, **options)
+            # One of ours that was left below somebody else's, which is now our original, must not come back to that.
+            return (self._chain if self._ours is dispatch else original)(*arguments, **options)
 
         return dispatch
+
+
+_wrappings: dict[tuple[type[Any], str], Wrapping] = {}
+_lock = threading.Lock()
+
+
+def wrapping_of(owner: type[Any], name: str) -> Wrapping:
+    """The one wrapping of a function: with two of them the function could not be had back in every order."""
+    with _lock:
+        if (owner, name) not in _wrappings:
+            _wrappings[owner, name] = Wrapping(owner, name)
+        return _wrappings[owner, name]
