@@ -122,6 +122,8 @@ def main() -> None:
     except FiTuneCacheError as error:
         answer = _Answer(failed=_Failed(type(error).__name__, error.problem, error.next_step))
     else:
+        if pulled.not_stored is not None:
+            cache.notice(f"not kept in the cache, so every start does it again: {pulled.not_stored}")
         answer = _Answer(downloaded=Downloaded(pulled.data, tuple(cache.notices)))
     answers.write(msgspec.msgpack.encode(answer))
     answers.close()

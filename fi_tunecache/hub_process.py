@@ -94,7 +94,7 @@ class HubProcess:
             return msgspec.json.decode(self._read_line(process.stdout), type=Answer)
         except TimeoutError:
             self._stop(process)
-            return Failure("deadline", detail=f"{self._deadline.seconds:g} s")
+            return Failure("deadline", detail=f"{self._deadline.seconds:.3g} s")
         except msgspec.DecodeError:
             self._stop(process)
             return _WRONG_ANSWER

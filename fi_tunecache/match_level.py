@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 from .errors import UsageError
 
@@ -21,6 +22,17 @@ class MatchLevel(str, enum.Enum):
             return cls(text)
         except ValueError:
             raise UsageError(f"match level {text[:40]!r} is not known", "use exact or compatible") from None
+
+    @classmethod
+    def in_use(cls, given: str | None, environ: Mapping[str, str]) -> MatchLevel:
+        """The level that is given, else that of ``FI_TUNECACHE_MATCH``, else exact. Raises UsageError."""
+        named = environ.get("FI_TUNECACHE_MATCH")
+        if given is None and named:
+            try:
+                return cls.parse(named)
+            except UsageError as error:
+                raise UsageError(f"FI_TUNECACHE_MATCH: {error.problem}", error.next_step) from None
+        return cls.parse(given or "exact")
 
     @property
     def other(self) -> MatchLevel:

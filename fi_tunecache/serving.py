@@ -220,19 +220,21 @@ class Hook:
             self._live = LiveAutotuner(module)
             self._arm()
         except Exception as error:  # noqa: BLE001 - whatever it is, the program goes on
-            self._fail(error)
+            with contextlib.suppress(Exception):
+                self._fail(error)
 
     def stop(self) -> None:
         """Take everything back. Raises nothing."""
-        forget(self.attach)
         try:
+            forget(self.attach)
             self._armed = False
             if self._live is not None:
                 self._live.choose_one.remove(self._around)
                 if self._layer is not None:
                     self._live.remove_layer(self._tuner, self._layer)
         except Exception as error:  # noqa: BLE001
-            self._fail(error)
+            with contextlib.suppress(Exception):
+                self._fail(error)
 
     def after_fork(self) -> None:
         """In a forked child, whatever another thread of the parent was doing is not done here."""
@@ -255,7 +257,8 @@ class Hook:
                 self._before(tuner)
             except Exception as error:  # noqa: BLE001
                 self._armed = False
-                self._fail(error)
+                with contextlib.suppress(Exception):
+                    self._fail(error)
         return inner(tuner, *arguments, **options)
 
     def _before(self, tuner: Any) -> None:
@@ -395,14 +398,13 @@ class Hook:
         )
 
     def _fail(self, error: Exception) -> None:
-        """Say once what went wrong. Raises nothing."""
-        with contextlib.suppress(Exception):
-            if isinstance(error, FiTuneCacheError):
-                said = str(error)
-            else:
-                said = f"{type(error).__name__}: {str(error)[:200]}; this is a fault of fi-tunecache: please report it"
-            registries = "".join(f" --registry {name}" for name in self.options.registries)
-            self._warn(f"{said}; FlashInfer goes on without it, `fi-tunecache resolve{registries}` tells more")
+        """Say once what went wrong."""
+        if isinstance(error, FiTuneCacheError):
+            said = str(error)
+        else:
+            said = f"{type(error).__name__}: {str(error)[:200]}; this is a fault of fi-tunecache: please report it"
+        registries = "".join(f" --registry {name}" for name in self.options.registries)
+        self._warn(f"{said}; FlashInfer goes on without it, `fi-tunecache resolve{registries}` tells more")
 
     def _warn(self, line: str) -> None:
         if line not in self._said:

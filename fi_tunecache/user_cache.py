@@ -1,4 +1,4 @@
-"""The user cache: verified bundles and selections on this machine.
+"""The user cache: verified bundles, selections and recorded workloads on this machine.
 
 Reading takes no lock, writes nothing and works on a read-only file system. Writers replace a file
 in one step; a file lock saves them from doing the same work, but correctness never rests on it
@@ -31,6 +31,7 @@ _KINDS = {
     "bundles": re.compile(r"[0-9a-f]{64}\.json(\.corrupt)?"),
     "selections": re.compile(r"[0-9a-f]{32}(\.resolution)?\.json(\.corrupt)?"),
     "branches": re.compile(r"[0-9a-f]{32}\.json(\.corrupt)?"),
+    "workloads": re.compile(r"[0-9a-f]{32}\.json(\.corrupt)?"),
 }
 """The folders and what we name files in them: nothing else is ever listed or removed."""
 
@@ -99,6 +100,9 @@ class UserCache:
 
     def branch_path(self, name: str) -> Path:
         return self.root / "branches" / f"{name}.json"
+
+    def workload_path(self, workload_id: str) -> Path:
+        return self.root / "workloads" / f"{workload_id}.json"
 
     @property
     def hub_path(self) -> Path:

@@ -17,6 +17,7 @@ from .registry import Registry
 from .selection import read_selection
 from .source import read_source
 from .user_cache import UserCache
+from .workload_record import read_record
 
 __all__ = ["Report", "verify_cache", "verify_file", "verify_registry"]
 
@@ -73,7 +74,7 @@ def verify_file(path: Path) -> Report:
 
 
 def verify_cache(cache: UserCache) -> Report:
-    """Check each cached bundle against the hash in its name and each selection against its digest."""
+    """Check each cached bundle against the hash in its name, each selection against its digest, and the records."""
     checked = 0
     problems: list[str] = []
     for file in cache.files():
@@ -84,6 +85,9 @@ def verify_cache(cache: UserCache) -> Report:
         elif file.kind == "selections" and name.endswith(".json") and not name.endswith(".resolution.json"):
             checked += 1
             problems += _problem(partial(_check_selection, cache, file.path))
+        elif file.kind == "workloads" and file.path.suffix == ".json":
+            checked += 1
+            problems += _problem(partial(_check_record, cache, file.path))
         elif name.endswith(".corrupt"):
             problems.append(f"{file.path} was damaged and set aside; remove it when you have looked at it")
     return Report(checked, tuple(problems))
@@ -100,6 +104,12 @@ def _check_selection(cache: UserCache, path: Path) -> None:
     selection = read_selection(cache.read(path) or b"", source=str(path))
     if selection.id != path.stem:
         raise FormatError("its id is not its name", "pull again", source=str(path))
+
+
+def _check_record(cache: UserCache, path: Path) -> None:
+    record = read_record(cache.read(path) or b"", source=str(path))
+    if record.workload.id != path.stem:
+        raise FormatError("its id is not its name", "record the workload again", source=str(path))
 
 
 def _problem(check: Callable[[], object]) -> Iterator[str]:

@@ -26,6 +26,7 @@ from .identity import compared_facts
 from .left_out import LeftOut, Reason, summarise
 from .published import Published
 from .recorded_lookups import Question
+from .recorded_lookups import default_raced as recorded_race
 from .shapes import shape_entries
 
 __all__ = ["Gathered", "gather"]
@@ -99,7 +100,7 @@ def gather(
         See :func:`~fi_tunecache.publish.recorded_lookups.answer`.
     default_raced
         Whether FlashInfer's default took part in the race. None: it did for what stands in a managed store (only
-        ``autotune_v2`` writes one), and it is not known for a v1 file.
+        ``autotune_v2`` writes one); for a v1 file it is known only where the recorded lookups tell it of every entry.
 
     Raises
     ------
@@ -166,8 +167,10 @@ def _gather(
     shaped = shape_entries(
         () if is_open else settled.entries, pulled, () if is_open else questions, trust_winners=trust_winners
     )
+    entries = {entry.key.text: entry for entry in shaped.entries}
+    recorded = recorded_race(questions, shaped.lookups, entries)
     raced = {
-        (True if member.source.kind is SourceKind.STORE else None) if default_raced is None else default_raced
+        (True if member.source.kind is SourceKind.STORE else recorded) if default_raced is None else default_raced
         for member in members
     }
     # Environments that are compared as one may differ in what does not count; which of them is written must not
@@ -176,7 +179,7 @@ def _gather(
     policy = members[0].section.policy
     bundle = Bundle(
         environment=environment,
-        entries={entry.key.text: entry for entry in shaped.entries},
+        entries=entries,
         provenance=msgspec.structs.replace(
             provenance,
             source=" and ".join(sorted({_SAVED_BY[member.source.kind] for member in members})),

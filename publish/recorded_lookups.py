@@ -3,12 +3,13 @@
 A record is an object with ``custom_op``, ``runners`` ((class, extras) in the caller's order) and
 either ``profile`` (bucketed, as in a key) or ``shapes`` (of the inputs, as at the call). dtypes
 are strings such as ``"torch.bfloat16"``. ``winner`` (runner and tactic) may be given: it is then
-checked, not trusted.
+checked, not trusted. Of a lookup that was tuned while it was recorded (``served``), ``raced`` tells whether the default
+took part. The record of a workload holds such records too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +19,32 @@ from msgspec import Struct
 from fi_tunecache.entry import Entry, Lookup, Tactic, read_tactic
 from fi_tunecache.errors import FormatError, UsageError
 from fi_tunecache.json_document import decode_json, naming
-from fi_tunecache.key import MAX_NESTING, Dtype, Extra, Key, Profile
+from fi_tunecache.key import Extra, Key, Profile
+from fi_tunecache.recorded_lookup import (
+    MAX_LOOKUPS_BYTES,
+    MAX_LOOKUPS_NESTING,
+    RecordedLookup,
+    Served,
+    read_extra,
+)
 from fi_tunecache.source import SourceKind, read_source
+from fi_tunecache.workload_record import is_record, read_record
 
-__all__ = ["Question", "answer", "questions_at", "questions_of", "read_questions"]
-
-
-MAX_FILE_BYTES = 64 * 1024 * 1024
-_MAX_FILE_NESTING = MAX_NESTING + 4  # a record's runners are pairs of a class and its extras
+__all__ = ["Question", "answer", "default_raced", "questions_at", "questions_of", "read_questions"]
 
 
 class Question(Struct, frozen=True):
-    """A lookup without its answer. ``shapes`` are bucketed if ``bucketed``; ``winner`` is the recorded answer."""
+    """A lookup without its answer. ``shapes`` are bucketed if ``bucketed``; ``winner`` is the recorded answer.
+
+    ``raced`` tells whether the default took part in the race that the winner has won; None: not known.
+    """
 
     custom_op: str
     runners: tuple[tuple[str, tuple[Extra, ...]], ...]
     shapes: Profile
     bucketed: bool
     winner: tuple[str, Tactic] | None = None
+    raced: bool | None = None
 
 
 class _Record(Struct, frozen=True):
@@ -44,11 +53,13 @@ class _Record(Struct, frozen=True):
     profile: tuple[tuple[int, ...], ...] | None = None
     shapes: tuple[tuple[int, ...], ...] | None = None
     winner: tuple[str, Any] | None = None
+    served: str | None = None
+    raced: bool | None = None
 
 
 def read_questions(data: bytes, *, source: str = "") -> tuple[Question, ...]:
     """Raises FormatError for anything but a list of records."""
-    document = decode_json(data, max_bytes=MAX_FILE_BYTES, max_nesting=_MAX_FILE_NESTING, source=source)
+    document = decode_json(data, max_bytes=MAX_LOOKUPS_BYTES, max_nesting=MAX_LOOKUPS_NESTING, source=source)
     with naming(source):
         try:
             records = msgspec.convert(document, list[_Record])
@@ -71,7 +82,7 @@ def questions_of(lookups: Iterable[Lookup]) -> tuple[Question, ...]:
 
 
 def questions_at(path: Path) -> tuple[Question, ...]:
-    """Read a file of recorded lookups, or take those of a bundle.
+    """Read a file of recorded lookups, or take those of a workload's record or of a bundle.
 
     Raises
     ------
@@ -82,15 +93,28 @@ def questions_at(path: Path) -> tuple[Question, ...]:
     """
     try:
         with path.open("rb") as stream:
-            data = stream.read(MAX_FILE_BYTES + 1)
+            data = stream.read(MAX_LOOKUPS_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{path} can't be read ({error.strerror})", "name a file of recorded lookups") from error
     if data.lstrip()[:1] != b"{":
         return read_questions(data, source=str(path))
+    if is_record(decode_json(data, max_bytes=MAX_LOOKUPS_BYTES, max_nesting=MAX_LOOKUPS_NESTING, source=str(path))):
+        return tuple(map(_recorded, read_record(data, source=str(path)).lookups))
     source = read_source(path)
     if source.kind is not SourceKind.BUNDLE:
         raise UsageError(f"{path} is a {source.kind.value} and holds no lookups", "name recorded lookups, or a bundle")
     return questions_of(source.sections[0].lookups)
+
+
+def _recorded(lookup: RecordedLookup) -> Question:
+    return Question(
+        custom_op=lookup.custom_op,
+        runners=tuple((key.runner, key.extras) for key in lookup.keys),
+        shapes=lookup.profile,
+        bucketed=True,
+        winner=(lookup.runner, lookup.tactic) if lookup.served.answers else None,
+        raced=lookup.raced if lookup.served is Served.TUNED else None,
+    )
 
 
 def _question(record: _Record) -> Question:
@@ -99,21 +123,12 @@ def _question(record: _Record) -> Question:
         raise FormatError(f"a lookup of {record.custom_op[:80]} names no shapes or no runners", "record it again")
     return Question(
         custom_op=record.custom_op,
-        runners=tuple((runner, tuple(map(_extra, extras))) for runner, extras in record.runners),
+        runners=tuple((runner, tuple(map(read_extra, extras))) for runner, extras in record.runners),
         shapes=shapes,
         bucketed=record.profile is not None,
         winner=None if record.winner is None else (record.winner[0], read_tactic(record.winner[1])),
+        raced=record.raced if record.served == Served.TUNED.value else None,
     )
-
-
-def _extra(value: Any) -> Extra:
-    if isinstance(value, list):
-        return tuple(map(_extra, value))
-    if isinstance(value, str) and value.startswith("torch."):
-        return Dtype(value.removeprefix("torch."))
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise FormatError(f"a lookup's extras hold a {type(value).__name__}", "record it again")
 
 
 def answer(questions: Iterable[Question], entries: Iterable[Entry], *, trust_winners: bool) -> tuple[Lookup, ...]:
@@ -157,6 +172,31 @@ def answer(questions: Iterable[Question], entries: Iterable[Entry], *, trust_win
             )
         lookups[tuple(key.text for key in keys)] = Lookup(keys, index)
     return tuple(lookups.values())
+
+
+def default_raced(
+    questions: Iterable[Question], lookups: Sequence[Lookup], entries: Mapping[str, Entry]
+) -> bool | None:
+    """Whether FlashInfer's default took part in the race for every entry; None where that was not recorded of each.
+
+    An entry's race was recorded where a lookup of it was tuned, with that winner. ``lookups`` are the answered
+    ones, ``entries`` map a key's text to its entry.
+    """
+    tuned: dict[tuple[str, ...], set[tuple[str, Tactic, bool]]] = {}
+    for question in questions:
+        if question.raced is not None and question.winner is not None:
+            texts = tuple(
+                Key(question.custom_op, runner, question.shapes, extras).text for runner, extras in question.runners
+            )
+            tuned.setdefault(texts, set()).add((*question.winner, question.raced))
+    raced: dict[str, set[bool]] = {text: set() for text in entries}
+    for lookup in lookups:
+        won = entries[lookup.winning_key.text]
+        for runner, tactic, with_default in tuned.get(tuple(key.text for key in lookup.keys), ()):
+            if (runner, tactic) == (won.runner, won.tactic):
+                raced[won.key.text].add(with_default)
+    found = set().union(*raced.values())
+    return found.pop() if len(found) == 1 and all(raced.values()) else None
 
 
 def _bucket(question: Question, profiles: Mapping[tuple[str, str, str], list[Profile]]) -> Profile | None:

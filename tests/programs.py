@@ -1,4 +1,4 @@
-"""Programs that use the real FlashInfer on the machine that an embedded bundle was tuned on: see ``serving_driver.py``."""
+"""Programs that use the real FlashInfer, on a machine like that of an embedded bundle: see ``serving_driver.py``."""
 
 from __future__ import annotations
 

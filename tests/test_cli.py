@@ -18,7 +18,7 @@ import fi_tunecache
 from fi_tunecache.__main__ import run
 from fi_tunecache.cli import main
 
-COMMANDS = ("env", "list", "resolve", "pull", "inspect", "verify", "publish", "yank", "cache")
+COMMANDS = ("env", "list", "resolve", "pull", "inspect", "verify", "publish", "yank", "needed", "cache")
 REGISTRY_COMMANDS = ("env", "list", "resolve", "pull")
 
 
@@ -31,7 +31,7 @@ def test_help_names_every_command_and_exit_code(command_line: CommandLine, flag:
     text = command_line.output(flag)
     for command in COMMANDS:
         assert f"\n  {command} " in text
-    for code in ("0 done", "2 wrong usage", "3 nothing", "4 registry", "5 integrity", "130 interrupted"):
+    for code in ("0 done", "1 needed", "2 wrong usage", "3 nothing", "4 registry", "5 integrity", "130 interrupted"):
         assert code in " ".join(text.split())
 
 

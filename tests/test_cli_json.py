@@ -11,6 +11,7 @@ from typing import Any
 import made
 import pytest
 from command_line import CommandLine
+from made_lookups import lookup
 from made_sources import v1_file
 from msgspec import structs
 
@@ -19,6 +20,9 @@ from fi_tunecache.folder import Folder
 from fi_tunecache.manifest import Manifest, Yank, read_manifest, write_manifest
 from fi_tunecache.measurement_policy import MeasurementPolicy
 from fi_tunecache.publish.directory import add_bundles
+from fi_tunecache.recorded_lookup import Served
+from fi_tunecache.selection import Selection, read_selection
+from fi_tunecache.workload_record import keep_workload
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(__file__).parent / "data" / "h200-flashinfer-0.7.4"
@@ -126,6 +130,10 @@ RUNS: dict[str, list[tuple[int, list[str]]]] = {
         (0, ["publish", "a.json", "b.json", "--on-conflict", "fastest", "--to", "./target", "--dry-run"]),
     ],
     "yank": [(0, ["yank", f"{FOLDER}/BUNDLE", "--from", "./registry", "--reason", "slow"])],
+    "needed": [
+        (1, ["needed", "llama", *LIKE]),
+        (3, ["needed", "other", *LIKE]),
+    ],
     "cache list": [(0, ["cache", "list"])],
     "cache prune": [(0, ["cache", "prune", "--older-than", "0"])],
     "cache clear": [(0, ["cache", "clear"])],
@@ -137,6 +145,12 @@ def test_the_page_names_every_command_that_prints_json() -> None:
     assert list(documented()) == list(RUNS)
 
 
+def selection() -> Selection:
+    """The one that `pull` has put into the cache."""
+    (path,) = (path for path in Path("cache", "selections").iterdir() if path.suffixes == [".json"])
+    return read_selection(path.read_bytes())
+
+
 @pytest.mark.parametrize("command", RUNS)
 def test_the_keys_are_those_of_the_page(command_line: CommandLine, registry: Path, command: str) -> None:
     Path("bare.json").write_text("{}", "utf-8")
@@ -145,6 +159,9 @@ def test_the_keys_are_those_of_the_page(command_line: CommandLine, registry: Pat
     bundle = max((registry / FOLDER).glob("????????????????.json"), key=lambda path: path.stat().st_size)
     for name, tactic in ("a.json", 3), ("b.json", 4):
         v1_file(Path(name), [made.entry(made.key(made.CUTLASS), tactic, float(tactic))])
+    runner = (made.CUTLASS,)
+    answered = [lookup(Served.REGISTRY, runner, (*runner, -1)), lookup(Served.SKIPPED, runner, m=2)]
+    keep_workload("llama", [*answered, lookup(Served.TUNED, m=3)], environment=made.H200, selection=selection())
     names = documented()[command]
     found: set[str] = set()
     for code, arguments in RUNS[command]:

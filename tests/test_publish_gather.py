@@ -24,6 +24,7 @@ from fi_tunecache.measurement_policy import DEFAULT_POLICY, MeasurementPolicy
 from fi_tunecache.publish.gather import gather
 from fi_tunecache.publish.left_out import LeftOut, Reason
 from fi_tunecache.publish.recorded_lookups import Question, questions_of, read_questions
+from fi_tunecache.recorded_lookup import RecordedLookup, Served, write_lookups
 from fi_tunecache.source import SourceKind, read_source
 from fi_tunecache.verdict import Rule
 
@@ -203,6 +204,43 @@ def test_whether_the_default_raced(kinds: list[SourceKind], said: bool | None, r
 
     assert bundle is not None
     assert bundle.default_raced is raced
+
+
+NOT_RACED, RACED, MEMORY = (
+    (Served.TUNED, ONE.tactic, False),
+    (Served.TUNED, ONE.tactic, True),
+    (Served.MEMORY, ONE.tactic, True),
+)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "kind", "said", "raced"),
+    [
+        pytest.param([RACED], SourceKind.CACHE_FILE, None, True, id="it raced"),
+        pytest.param([NOT_RACED], SourceKind.CACHE_FILE, None, False, id="it did not"),
+        pytest.param([MEMORY, RACED], SourceKind.CACHE_FILE, None, True, id="it raced, and was asked again"),
+        pytest.param([MEMORY], SourceKind.CACHE_FILE, None, None, id="the race was not recorded"),
+        pytest.param([RACED, NOT_RACED], SourceKind.CACHE_FILE, None, None, id="once it did, once it did not"),
+        pytest.param([(Served.TUNED, 99, True)], SourceKind.CACHE_FILE, None, None, id="the race had another winner"),
+        pytest.param([NOT_RACED], SourceKind.STORE, None, True, id="a store"),
+        pytest.param([NOT_RACED], SourceKind.CACHE_FILE, True, True, id="it was said"),
+    ],
+)
+def test_recorded_lookups_tell_whether_the_default_raced(
+    recorded: list[tuple[Served, int, bool]], kind: SourceKind, said: bool | None, raced: bool | None
+) -> None:
+    file = write_lookups(
+        RecordedLookup(keys=(ONE.key,), served=served, runner=ONE.runner, tactic=tactic, raced=with_default)
+        for served, tactic, with_default in recorded
+    )
+    how = {"questions": read_questions(file), "trust_winners": False, "default_raced": said}
+    alone, with_another = (gathered(source("a", entries, kind=kind), **how).bundle for entries in ([ONE], [ONE, TWO]))
+
+    assert alone is not None
+    assert with_another is not None
+    assert alone.default_raced is raced
+    if kind is SourceKind.CACHE_FILE and said is None:
+        assert with_another.default_raced is None, "of the other entry it was not recorded"
 
 
 def test_what_a_bundle_says_of_its_sources() -> None:

@@ -57,7 +57,7 @@ def refused(*sources: Source, known: Published | None = None) -> str:
 
 @pytest.mark.parametrize("environment", [made.H200, OF_0_7_2], ids=["0.7.4", "0.7.2.post1"])
 @pytest.mark.parametrize("kind", [SourceKind.CACHE_FILE, SourceKind.STORE])
-def test_marked_entries(environment: Environment, kind: SourceKind) -> None:
+def test_store_entries(environment: Environment, kind: SourceKind) -> None:
     entries = [M1, marked(M2), marked(M4)]
     message = refused(source("a", entries, environment=environment, kind=kind))
 
@@ -185,7 +185,7 @@ KNOWN = published(made.bundle([M1, M2], environment=OF_0_7_2))
 (KNOWN_ID,) = (item.bundle_id for item in KNOWN.bundles)
 
 
-def test_unmarked_entries_that_equal_published_ones() -> None:
+def test_unstore_entries_that_equal_published_ones() -> None:
     file = source("a", [M1, M2, M4], environment=OF_0_7_2)
 
     assert refused(file, known=KNOWN) == (

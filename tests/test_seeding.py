@@ -23,7 +23,7 @@ from fi_tunecache.errors import CacheError, FormatError, UsageError
 from fi_tunecache.managed_entry import MAX_ENTRY_BYTES, ProtocolRecord, entry_file, entry_file_name, record_file
 from fi_tunecache.managed_files import create_files, is_marked
 from fi_tunecache.managed_store import read_folder, write_entries
-from fi_tunecache.materialisation import marked_entries
+from fi_tunecache.materialisation import store_entries
 from fi_tunecache.measurement_policy import DEFAULT_POLICY, MeasurementPolicy
 from fi_tunecache.publish.directory import add_bundles
 from fi_tunecache.retrieval import pull
@@ -147,7 +147,7 @@ def test_entries_without_a_policy_are_marked_too(tmp_path: Path) -> None:
     for hit in (False, True):
         pulled = pull(request, cache=UserCache(tmp_path / "cache"))
         assert pulled.hit == hit
-        seed(tmp_path / f"store {hit}", marked_entries(pulled.selection, pulled.data))
+        seed(tmp_path / f"store {hit}", store_entries(pulled.selection, pulled.data))
         assert {(m, mark) for _, m, _, mark in present(tmp_path / f"store {hit}")} == {
             (1, names[0]),
             (2, names[1]),

@@ -94,6 +94,7 @@ def test_what_is_stored_is_read(cache: UserCache) -> None:
     cache.store(cache.selection_path(ID), b"selection")
     cache.store(cache.resolution_path(ID), b"why")
     cache.store(cache.branch_path(ID), b"seen")
+    cache.store(cache.workload_path(ID), b"looked up")
 
     assert cache.read_bundle(SHA256) == DATA
     assert cache.read(cache.selection_path(ID)) == b"selection"
@@ -103,6 +104,7 @@ def test_what_is_stored_is_read(cache: UserCache) -> None:
         ("bundles", f"bundles/{SHA256}.json", len(DATA)),
         ("selections", f"selections/{ID}.json", 9),
         ("selections", f"selections/{ID}.resolution.json", 3),
+        ("workloads", f"workloads/{ID}.json", 9),
     ]
 
 
@@ -327,6 +329,8 @@ def filled(cache: UserCache) -> None:
     put(cache, f"selections/{ID}.json", 31 * DAY)
     put(cache, f"selections/{ID}.resolution.json", 31 * DAY)
     put(cache, f"branches/{ID}.json", 29 * DAY)
+    put(cache, f"workloads/{ID}.json", 31 * DAY)
+    put(cache, f"workloads/{ID}.json.corrupt", 29 * DAY)
     for age, name in enumerate(IN_REPOSITORY):
         put(cache, f"{REPOSITORY}/{name}", (31 + age) * DAY)
     put(cache, f"bundles/{TEMPORARY}", 2 * HOUR)
@@ -344,6 +348,7 @@ NOT_OURS = [
     "locks/old.lock",
     f"locks/{TEMPORARY}",
     "selections/mine.json",
+    "workloads/llama.json",
     "not ours",
 ]
 """Such as a model in a Hugging Face cache that shares the directory."""
@@ -361,6 +366,8 @@ def test_the_files_of_a_cache(cache: UserCache) -> None:
         REPOSITORY,
         f"selections/{ID}.json",
         f"selections/{ID}.resolution.json",
+        f"workloads/{ID}.json",
+        f"workloads/{ID}.json.corrupt",
     ]
     assert cache.files()[3] == CachedFile("bundles", cache.bundle_path(NEW), 77, 1e9 - 29 * DAY)
 
@@ -388,10 +395,12 @@ def test_pruning(cache: UserCache) -> None:
         f"{OLD}.json.corrupt",
         f"{ID}.json",
         f"{ID}.resolution.json",
+        f"{ID}.json",
         "datasets--team--tuned",
     ]
     at_work = f"selections/{TEMPORARY}"
-    assert names(cache) == sorted([f"branches/{ID}.json", f"bundles/{NEW}.json", at_work, *NOT_OURS])
+    kept = [f"branches/{ID}.json", f"bundles/{NEW}.json", f"workloads/{ID}.json.corrupt"]
+    assert names(cache) == sorted([*kept, at_work, *NOT_OURS])
 
 
 def test_clearing_removes_ours_and_nothing_else(cache: UserCache) -> None:
@@ -400,7 +409,7 @@ def test_clearing_removes_ours_and_nothing_else(cache: UserCache) -> None:
     os.utime(cache.root / "selections" / TEMPORARY, (now, now))
     os.utime(cache.bundle_path(NEW), (now + DAY, now + DAY))  # a clock that was wrong
 
-    assert len(cache.clear()) == 7
+    assert len(cache.clear()) == 9
     assert names(cache) == sorted([f"selections/{TEMPORARY}", *NOT_OURS])
 
 

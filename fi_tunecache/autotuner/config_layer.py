@@ -104,15 +104,15 @@ class ConfigLayer(dict[str, Any]):
         return bool(self.ours) or self._want is not None or len(self) > 0
 
     def __contains__(self, key: object) -> bool:
-        entry = self.ours.get(key)  # type: ignore[call-overload]
-        if entry is not None:
-            try:
+        try:
+            entry = self.ours.get(key)  # type: ignore[call-overload]
+            if entry is not None:
                 if not _has(self, key) or key in self._promoted:
                     return self._serves(key, entry)  # type: ignore[arg-type]
-            except Exception as error:  # noqa: BLE001
-                self._stop(error)
-        elif self._want is not None:
-            self._ask()
+            elif self._want is not None:
+                self._ask()
+        except Exception as error:  # noqa: BLE001
+            _give_up(self, error)
         return _has(self, key)
 
     def __missing__(self, key: str) -> tuple[str, Any]:
@@ -122,7 +122,7 @@ class ConfigLayer(dict[str, Any]):
         try:
             self._promote(key, entry, value)
         except Exception as error:  # noqa: BLE001
-            self._stop(error)
+            _give_up(self, error)
         return value
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -136,14 +136,13 @@ class ConfigLayer(dict[str, Any]):
         try:
             return self._saved().items()
         except Exception as error:  # noqa: BLE001
-            self._stop(error)
+            _give_up(self, error)
             return super().items()
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self._promoted.discard(key)
-        if self._own is not None:
-            self._own.setdefault(shape_of(key), set()).add(value[0])
         _set(self, key, value)
+        self._promoted.discard(key)
+        self._own = None
 
     def pop(self, key: str, *default: Any) -> Any:
         self._promoted.discard(key)
@@ -195,17 +194,19 @@ class ConfigLayer(dict[str, Any]):
         }
 
     def _ask(self) -> None:
-        try:
-            if self._want is not None and reads_files(self._tuner):
-                self._want()
-        except Exception as error:  # noqa: BLE001
-            self._stop(error)
+        if self._want is not None and reads_files(self._tuner):
+            self._want()
 
     def _stop(self, error: Exception) -> None:
         self.ours = _NONE
         self._want = None
-        with contextlib.suppress(Exception):
-            self._fail(error)
+        self._fail(error)
+
+
+def _give_up(layer: ConfigLayer, error: Exception) -> None:
+    """Only the program's own entries are left; said once. Raises nothing."""
+    with contextlib.suppress(Exception):
+        layer._stop(error)
 
 
 class PolicyLayer(dict[str, Any]):

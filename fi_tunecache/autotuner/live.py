@@ -6,6 +6,7 @@ there, and have the shape that is relied on, is checked before anything is touch
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -91,7 +92,7 @@ class LiveAutotuner:
         with tuner._lock:
             tables = (tuner._file_configs, tuner._file_config_policies, getattr(tuner, "_file_config_selections", None))
             layer = ConfigLayer(tuner, tables, fail=fail, want=want)
-            stores = _WatchedStores(tuner._managed_stores, attached)
+            stores = _WatchedStores(tuner._managed_stores, attached, fail)
             tuner._file_configs, tuner._file_config_policies, tuner._managed_stores = layer, layer.policies, stores
         return layer
 
@@ -148,12 +149,17 @@ def is_capturing() -> bool:
 class _WatchedStores(dict[Any, Any]):
     """The managed stores that the tuner has, by identity; tells when one comes in."""
 
-    __slots__ = ("_attached",)
+    __slots__ = ("_attached", "_fail")
 
-    def __init__(self, own: Mapping[Any, Any], attached: Callable[[], None]) -> None:
+    def __init__(self, own: Mapping[Any, Any], attached: Callable[[], None], fail: Callable[[Exception], None]) -> None:
         super().__init__(own)
         self._attached = attached
+        self._fail = fail
 
     def __setitem__(self, key: Any, store: Any) -> None:
         super().__setitem__(key, store)
-        self._attached()
+        try:
+            self._attached()
+        except Exception as error:  # noqa: BLE001
+            with contextlib.suppress(Exception):
+                self._fail(error)

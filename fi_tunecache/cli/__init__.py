@@ -26,6 +26,7 @@ _COMMANDS = {
     "verify": "check hashes, schema and rules of a registry, a bundle or the cache",
     "publish": "put tuned entries into a registry: gather, compare, check, upload",
     "yank": "mark a published bundle as unusable",
+    "needed": "whether a recorded workload needs autotuning",
     "cache": "where the user cache is, what it holds, and how to empty it",
 }
 
@@ -48,8 +49,8 @@ class _LazyGroup(click.Group):
 
 
 _EPILOG = (
-    "Exit codes: 0 done; 2 wrong usage, conflict or missing hardware; 3 nothing matches; 4 registry unreachable or "
-    "refused; 5 integrity; 130 interrupted."
+    "Exit codes: 0 done; 1 needed (command needed); 2 wrong usage, conflict or missing hardware; 3 nothing matches, or "
+    "not known; 4 registry unreachable or refused; 5 integrity; 130 interrupted."
 )
 
 

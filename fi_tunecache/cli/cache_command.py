@@ -15,6 +15,7 @@ from ..selection import read_selection
 from ..store_root import find_store_root
 from ..user_cache import CachedFile, UserCache
 from ..wording import count_entries, plural
+from ..workload_record import read_record
 from .options import as_json
 from .output import help_without_command, print_json, print_line, print_table
 
@@ -37,7 +38,7 @@ def show_directory() -> None:
 @command.command("list")
 @as_json
 def list_files(as_json: bool) -> None:
-    """List bundles and selections."""
+    """List bundles, selections and recorded workloads."""
     cache = _cache()
     files = cache.files()
     if as_json:
@@ -156,11 +157,14 @@ def _time(file: CachedFile) -> datetime:
 def _what(cache: UserCache, file: CachedFile) -> str:
     if file.path.suffix == ".corrupt":
         return "damaged, set aside"
-    if file.kind != "selections":
-        return ""
     if file.path.name.endswith(".resolution.json"):
         return "its reasons"
     try:
+        if file.kind == "workloads":
+            record = read_record(cache.read(file.path) or b"")
+            return f"{record.workload}, {plural(len(record.lookups), 'lookup')}"
+        if file.kind != "selections":
+            return ""
         selection = read_selection(cache.read(file.path) or b"")
     except FormatError:
         return "damaged"

@@ -185,18 +185,8 @@ def request_from(target: Target, arguments: Mapping[str, Any], lock: str | None 
     return Request(
         environment=target.environment,
         registries=registry_names(arguments["registries"], os.environ),
-        level=_level(arguments["level"]),
+        level=MatchLevel.in_use(arguments["level"], os.environ),
         policy=MeasurementPolicy.from_execution_mode(arguments["execution_mode"]),
         skip_ops=frozenset(arguments["skip_ops"]),
         lock=lock,
     )
-
-
-def _level(given: str | None) -> MatchLevel:
-    named = os.environ.get("FI_TUNECACHE_MATCH")
-    if given is None and named:
-        try:
-            return MatchLevel.parse(named)
-        except UsageError as error:
-            raise UsageError(f"FI_TUNECACHE_MATCH: {error.problem}", error.next_step) from None
-    return MatchLevel.parse(given or "exact")

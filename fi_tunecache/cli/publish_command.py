@@ -42,7 +42,13 @@ _RACED = {"yes": True, "no": False, "unknown": None}
     metavar="REGISTRY",
     help="hf://datasets/ORGANISATION/NAME[@BRANCH], or a directory (/…, ./…); made if there is none.",
 )
-@click.option("--lookups", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="Recorded lookups.")
+@click.option(
+    "--lookups",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Recorded lookups, or a recorded workload.",
+)
 @click.option(
     "--on-conflict",
     type=click.Choice(["error", "fastest", "newest"]),
@@ -55,7 +61,8 @@ _RACED = {"yes": True, "no": False, "unknown": None}
     "--default-raced",
     type=click.Choice(list(_RACED)),
     default="unknown",
-    help="Whether FlashInfer's default raced, as under autotune_v2. Default: yes for managed stores, else unknown.",
+    help="Whether FlashInfer's default raced, as under autotune_v2. Default: yes for managed stores, else what "
+    "recorded lookups tell.",
 )
 @click.option(
     "--workload",

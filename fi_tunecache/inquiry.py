@@ -1,0 +1,87 @@
+"""The inquiry: does a workload need autotuning here and now? Reads the user cache and this machine's facts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from .environment import Environment
+from .match_level import MatchLevel
+from .measurement_policy import DEFAULT_POLICY, MeasurementPolicy
+from .need import Need, judge
+from .probe import probe_environment
+from .registry_tree import registry_names
+from .retrieval import cached
+from .selection import Request, Selection
+from .user_cache import UserCache
+from .workload import Workload
+from .workload_record import RecordedSelection, find_record
+
+__all__ = ["autotune_needed", "selection_now"]
+
+
+def autotune_needed(
+    workload: Workload | Mapping[str, str] | str,
+    *,
+    cache: UserCache | None = None,
+    environment: Environment | None = None,
+    registry: str | Sequence[str] | None = None,
+    match: str | None = None,
+    policy: MeasurementPolicy | None = None,
+) -> Need:
+    """Tell from the recorded lookups of a workload whether a new process would have to tune.
+
+    Asks no registry, takes no lock and writes nothing (but that damaged files in the cache are set aside). It does
+    not look into files and managed stores of FlashInfer, which may have gone since.
+
+    Parameters
+    ----------
+    workload
+        As it was recorded: its parts, ``"model=llama,tp=2"``, a word, or the beginning of its id.
+    cache
+        By default the user's; what was wrong with it stands in its ``notices``.
+    environment
+        The facts of the machine; by default they are probed, see :func:`~fi_tunecache.probe.probe_environment`.
+    registry, match, policy
+        By default those of the selection that was there when the workload was recorded; without one, registries
+        and match level as elsewhere: by ``FI_TUNECACHE_REGISTRY`` and ``FI_TUNECACHE_MATCH``.
+
+    Raises
+    ------
+    UsageError
+        What can't name a workload, or an argument or variable that makes no sense.
+    HardwareError
+        There are several GPUs of different names.
+    """
+    cache = cache or UserCache.locate()
+    record = find_record(cache, workload)
+    if environment is None:
+        environment = probe_environment("auto").environment
+    recorded = None if record is None else record.selection
+    named = (registry,) if isinstance(registry, str) else tuple(registry or ())
+    now = selection_now(recorded, environment, cache, registries=named, match=match, policy=policy)
+    return judge(record, environment, now)
+
+
+def selection_now(
+    recorded: RecordedSelection | None,
+    environment: Environment,
+    cache: UserCache,
+    *,
+    registries: tuple[str, ...] = (),
+    match: str | None = None,
+    policy: MeasurementPolicy | None = None,
+) -> Selection | None:
+    """The selection that the cache has now; what is not given is as in the recorded one."""
+    if recorded is not None:
+        registries = registries or recorded.registries
+        match = match or recorded.level.value
+        policy = policy or MeasurementPolicy.from_fields(recorded.policy)
+    request = Request(
+        environment=environment,
+        registries=registry_names(registries, os.environ),
+        level=MatchLevel.in_use(match, os.environ),
+        policy=policy or DEFAULT_POLICY,
+    )
+    held = cached(request, cache)
+    return None if held is None else held.selection
