@@ -11,7 +11,7 @@ Everything here runs inside FlashInfer's lookups, under its lock: no I/O, no loc
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from .served_entry import ServedEntry, shape_of
@@ -67,7 +67,7 @@ class ConfigLayer(dict[str, Any]):
         Called whenever an entry was asked for that a selection could have, until there is one.
     """
 
-    __slots__ = ("_chosen", "_fail", "_own", "_policies", "_promoted", "_tuner", "_want", "ours")
+    __slots__ = ("_chosen", "_fail", "_invalidated", "_own", "_policies", "_promoted", "_tuner", "_want", "ours")
 
     def __init__(
         self, tuner: Any, tables: Tables, *, fail: Callable[[Exception], None], want: Callable[[], None]
@@ -76,6 +76,7 @@ class ConfigLayer(dict[str, Any]):
         super().__init__(entries)
         self.ours: Mapping[str, ServedEntry] = _NONE
         self._tuner = tuner
+        self._invalidated: Collection[str] = getattr(tuner, "_invalidated_file_keys", ())  # 0.7.4
         self._policies = PolicyLayer(policies, self)
         self._promoted: set[str] = set()
         self._own: _Rivals | None = None
@@ -108,6 +109,11 @@ class ConfigLayer(dict[str, Any]):
             entry = self.ours.get(key)  # type: ignore[call-overload]
             if entry is not None:
                 if not _has(self, key) or key in self._promoted:
+                    # In the usual case there is nothing to decide, and no call to be made.
+                    tuner = self._tuner
+                    is_plain = tuner._managed_cache is None and not tuner._v2_local.active
+                    if is_plain and len(self) == len(self._promoted) and not self._invalidated:
+                        return True
                     return self._serves(key, entry)  # type: ignore[arg-type]
             elif self._want is not None:
                 self._ask()
@@ -160,7 +166,7 @@ class ConfigLayer(dict[str, Any]):
             return False
         if tuner._v2_local.active and tuner.is_tuning_mode and not entry.raced:
             return False
-        if key in getattr(tuner, "_invalidated_file_keys", ()):  # 0.7.4
+        if key in self._invalidated:
             return False
         if len(self) > len(self._promoted):
             return not self._own_rivals().get(shape_of(key), _NOBODY) - {entry.runner}
