@@ -20,6 +20,7 @@ from processes import measure_imports, measure_processes
 from reading import measure_reading
 from report import Report, as_markdown, as_text, describe_machine
 from resolution_at_size import measure_resolution
+from serving import measure_serving
 from warm_pull import measure_warm_pull
 
 
@@ -52,7 +53,11 @@ def measure(*, quick: bool) -> Report:
             measure_imports(processes),
         ]
         resolution, selection = measure_resolution(scratch, large, bundles, entries)
-        sections += [resolution, measure_reading(scratch, selection, large)]
+        sections += [
+            resolution,
+            measure_reading(scratch, selection, large),
+            measure_serving(scratch, selection, 3 if quick else 25),
+        ]
     return Report(machine=describe_machine(load), quick=quick, sections=tuple(sections))
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,11 +116,16 @@ class Machine:
         self.environ = isolated(folder, {"FLASHINFER_WORKSPACE_BASE": str(folder / "flashinfer"), **environ})
         self._programs = programs
         # Of this runner 0.7.2 names the call's own M in the key of every smaller shape too, and so never finds them.
-        self.asked: dict[Lookup, list[Any]] = {
-            lookup: winner
-            for lookup, winner in winners(*bundles).items()
+        self._winners = winners(*bundles)
+        self.keep(
+            lookup
+            for lookup in self._winners
             if programs.version == "0.7.4" or "CublasltBf16GemmRunner" not in lookup.runners
-        }
+        )
+
+    def keep(self, lookups: Iterable[Lookup]) -> None:
+        """Ask these alone."""
+        self.asked = {lookup: self._winners[lookup] for lookup in lookups}
         self.lookups = [question(lookup.keys) for lookup in self.asked]
         self.expected = list(self.asked.values())
 
