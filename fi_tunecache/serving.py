@@ -41,6 +41,11 @@ __all__ = ["Hook", "InUse", "Options", "current", "disable", "enable"]
 FIRST_LOOKUP_DEADLINE = 10.0
 """Seconds that a program's first lookup may take longer on our account."""
 
+_LEADERS_SHARE = 0.7
+"""Of the deadline, for rank 0 to find the entries; the rest is for the others to get them and agree."""
+_SOON = 0.01
+"""Seconds; a deadline of none is no deadline."""
+
 logger = logging.getLogger("fi_tunecache")
 
 
@@ -356,7 +361,7 @@ class Hook:
             agreed = ranks.agree(
                 f"entries timed under policy {policy}",
                 deadline,
-                lambda: self._bytes(request, deadline),
+                lambda: self._bytes(request, Deadline(max(deadline.remaining(), _SOON) * _LEADERS_SHARE)),
                 lambda data: _check(request, data),
             )
             if not agreed.install or agreed.data is None:
