@@ -209,7 +209,9 @@ class Hook:
         self._work: _Work | None = None
         self._armed = False
         self._asked = 0
+        self._has_files = False
         self._stores: set[str] = set()
+        self._attached: set[str] = set()
         self._said: set[str] = set()
 
     @property
@@ -252,8 +254,13 @@ class Hook:
         if self._live is not None:
             self._live.choose_one.add(self._around)
 
-    def _wanted(self) -> None:
-        if self._work is None and not self._armed:  # else it is on its way
+    def _want_files(self) -> None:
+        if not self._has_files and self._work is None and not self._armed:  # else it is on its way
+            self._arm()
+
+    def _want_store(self, name: str) -> None:
+        if name not in self._stores:
+            self._attached.add(name)
             self._arm()
 
     def _around(self, inner: Callable[..., Any], tuner: Any, *arguments: Any, **options: Any) -> Any:
@@ -270,7 +277,7 @@ class Hook:
         from .autotuner.live import is_capturing
 
         assert self._live is not None
-        if is_capturing() or self._live.is_locked_here(tuner):
+        if is_capturing() or self._live.is_locked_here(tuner) or not self._is_asked(tuner):
             return
         here = threading.get_ident()
         with self._mutex:
@@ -293,9 +300,19 @@ class Hook:
                 self._work = None
             work.done.set()
 
+    def _is_asked(self, tuner: Any) -> bool:
+        """Whether there is something to find for a lookup of this thread. Another one may wait for another store."""
+        from .autotuner.config_layer import reads_files
+
+        assert self._live is not None
+        if reads_files(tuner):
+            return not self._has_files
+        store = self._live.name_of_store(tuner)
+        return (store is None and not self._attached) or (store is not None and store not in self._stores)
+
     def _disarm(self, asked: int) -> None:
         assert self._live is not None
-        if self._asked == asked:  # else somebody attached a store meanwhile
+        if self._asked == asked and not self._attached:  # else somebody attached a store that was not asked yet
             self._armed = False
             self._live.choose_one.remove(self._around)
 
@@ -304,13 +321,17 @@ class Hook:
 
         assert self._live is not None
         if not self.options.observe and (self._layer is None or self._tuner is not tuner):
-            self._layer = self._live.put_layer(tuner, fail=self._fail, want=self._wanted, attached=self._arm)
+            self._layer = self._live.put_layer(tuner, fail=self._fail, want=self._want_files, attached=self._want_store)
             self._tuner = tuner
         if reads_files(tuner):
-            self._serve_files(tuner, deadline)
-        elif (store := self._live.store_in_use(tuner)) is not None and store.env_hash not in self._stores:
-            self._stores.add(store.env_hash)
-            self._seed(tuner, store, deadline)
+            if not self._has_files:
+                self._serve_files(tuner, deadline)
+        elif (name := self._live.name_of_store(tuner)) is not None and name not in self._stores:
+            try:
+                self._seed(tuner, self._live.store_in_use(tuner), deadline)
+            finally:
+                self._stores.add(name)
+                self._attached.discard(name)
 
     def _serve_files(self, tuner: Any, deadline: Deadline) -> None:
         from .autotuner import collect_metadata
@@ -326,6 +347,7 @@ class Hook:
                 entries = served_entries(found.selection, found.data, self._live.blocked(tuner))
             self._found(found, started)
         finally:
+            self._has_files = True
             if self._layer is not None:
                 self._layer.fill(entries)
 

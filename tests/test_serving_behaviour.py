@@ -396,6 +396,47 @@ result = [first, again, {LOOKUPS}]
     assert replayed.result == here.expected
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_store_is_seeded(machine: Make, version: str) -> None:
+    """Another root, with the same facts, is another store."""
+    here = machine(version=version)
+    answer = here.run(f"""
+fi_tunecache.enable()
+result = []
+for root in ("one", "two", "one"):
+    with autotune_v2(cache_root=root):
+        result.append({LOOKUPS})
+""")
+    assert answer.result == [here.expected] * 3
+    assert (answer.profiles, len(answer.lines("INFO"))) == (0, 2)
+
+
+def test_a_thread_does_not_wait_for_a_store_that_another_one_uses(with_hub: Machine, hub: HubServer) -> None:
+    with_hub.run("fi_tunecache.enable()\nask(given[0])")
+    hub.fault(Fault(hang=math.inf))
+    answer = with_hub.run(f"""
+fi_tunecache.enable(deadline=4.0)
+ask(given[0])
+entered = threading.Event()
+def work():
+    policy = MeasurementPolicy(execution_mode="eager")  # of which nothing is cached
+    with autotune_v2("replay", cache_root="store", cache_scope="context", measurement_policy=policy):
+        entered.set()
+        ask(given[0])
+thread = threading.Thread(target=work)
+thread.start()
+entered.wait()
+time.sleep(0.3)
+started = time.perf_counter()
+result = [{LOOKUPS}, time.perf_counter() - started]
+thread.join()
+result.append({STOCK})
+""")
+    served, seconds, is_stock = answer.result
+    assert (served, is_stock) == (with_hub.expected, True)
+    assert seconds < 1.5
+
+
 def test_entries_of_files_are_found_when_they_are_first_looked_for(machine: Make) -> None:
     """After a store of a context alone; the lookup that finds out is the last one without."""
     here = machine()

@@ -85,9 +85,12 @@ class LiveAutotuner:
         *,
         fail: Callable[[Exception], None],
         want: Callable[[], None],
-        attached: Callable[[], None],
+        attached: Callable[[str], None],
     ) -> ConfigLayer:
-        """Put a layer for our entries behind the tuner's own. ``attached`` is told when a managed store is, later."""
+        """Put a layer for our entries behind the tuner's own.
+
+        ``attached`` is told the name (:meth:`name_of_store`) of each managed store that the tuner gets later.
+        """
         self.check(tuner)
         with tuner._lock:
             tables = (tuner._file_configs, tuner._file_config_policies, getattr(tuner, "_file_config_selections", None))
@@ -104,14 +107,17 @@ class LiveAutotuner:
             if isinstance(tuner._managed_stores, _WatchedStores):
                 tuner._managed_stores = dict(tuner._managed_stores)
 
-    def store_in_use(self, tuner: Any) -> StoreInUse | None:
-        """The managed store that a lookup of this thread reads; None if there is none.
+    def name_of_store(self, tuner: Any) -> str | None:
+        """The managed store that a lookup of this thread reads, by its environment's folder; None where there is none."""
+        store = tuner._active_managed_store
+        return None if store is None else _name(store)
+
+    def store_in_use(self, tuner: Any) -> StoreInUse:
+        """The managed store that a lookup of this thread reads, where there is one.
 
         Raises FormatError where it does not say what it is for in a way that we know.
         """
         store = tuner._active_managed_store
-        if store is None:
-            return None
         require(store, "root", "env_hash", "manifest")
         manifest = dict(store.manifest)
         policy = {name: value for name, value in manifest.items() if name.startswith(_MEASURE)}
@@ -146,12 +152,18 @@ def is_capturing() -> bool:
     return cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing()
 
 
+def _name(store: Any) -> str:
+    return f"{store.root}/{store.env_hash}"
+
+
 class _WatchedStores(dict[Any, Any]):
     """The managed stores that the tuner has, by identity; tells when one comes in."""
 
     __slots__ = ("_attached", "_fail")
 
-    def __init__(self, own: Mapping[Any, Any], attached: Callable[[], None], fail: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, own: Mapping[Any, Any], attached: Callable[[str], None], fail: Callable[[Exception], None]
+    ) -> None:
         super().__init__(own)
         self._attached = attached
         self._fail = fail
@@ -159,7 +171,7 @@ class _WatchedStores(dict[Any, Any]):
     def __setitem__(self, key: Any, store: Any) -> None:
         super().__setitem__(key, store)
         try:
-            self._attached()
+            self._attached(_name(store))
         except Exception as error:  # noqa: BLE001
             with contextlib.suppress(Exception):
                 self._fail(error)
