@@ -50,7 +50,9 @@ def materialise(
     revisions
         (registry, revision) in order of precedence.
     """
+    candidates = tuple(candidates)
     rows = {candidate.row.bundle_id: candidate.row for candidate in candidates}
+    bundles = {candidate.row.bundle_id: candidate.bundle for candidate in candidates}
     selection = Selection(
         format=SELECTION_FORMAT,
         id=request.selection_id,
@@ -68,6 +70,7 @@ def materialise(
                 registry=verdict.registry,
                 entries=verdict.taken,
                 default_raced=rows[verdict.bundle_id].default_raced,
+                mapped_cublas=bundle.provenance.mapped_cublas if (bundle := bundles[verdict.bundle_id]) else None,
             )
             for verdict in asked.used
         ),

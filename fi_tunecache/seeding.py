@@ -25,7 +25,7 @@ from .managed_store import environment_folder, environment_folders, read_folder,
 from .measurement_policy import MeasurementPolicy
 from .wording import plural
 
-__all__ = ["Cleared", "Plan", "Seeded", "clear_store", "plan_seeding", "seed_store"]
+__all__ = ["Cleared", "Plan", "Seeded", "clear_store", "mark_of", "plan_seeding", "seed_store"]
 
 _PERMISSIONS = "check its permissions, or name another folder"
 
@@ -83,10 +83,10 @@ def plan_seeding(entries: Iterable[Entry], present: Iterable[Entry]) -> Plan:
         The store's, for the same environment and measurement policy.
     """
     wanted = {entry.key.text: entry for entry in entries}
-    bundles = [*dict.fromkeys(map(_mark, wanted.values()))]
+    bundles = [*dict.fromkeys(map(mark_of, wanted.values()))]
     marked, own, old, outdated = set(), set(), set(), 0
     for entry in present:
-        mine, mark = wanted.get(entry.key.text), _mark(entry)
+        mine, mark = wanted.get(entry.key.text), mark_of(entry)
         if mark is None:
             own.add(entry.key.shape)
             continue
@@ -107,7 +107,8 @@ def plan_seeding(entries: Iterable[Entry], present: Iterable[Entry]) -> Plan:
     return Plan(tuple(missing), kept, skipped, outdated)
 
 
-def _mark(entry: Entry) -> Any:
+def mark_of(entry: Entry) -> Any:
+    """The name of the bundle that an entry was taken from; None of one of FlashInfer's own."""
     return (entry.selection or {}).get(MARK)
 
 

@@ -69,13 +69,14 @@ class Request(Struct, frozen=True, kw_only=True):
 
 
 class SelectionBundle(Struct, frozen=True):
-    """A bundle that provides entries of a selection."""
+    """A bundle that provides entries of a selection. ``mapped_cublas`` is as in its provenance."""
 
     bundle_id: str
     sha256: str
     registry: str
     entries: int
     default_raced: bool | None
+    mapped_cublas: str | None = None
 
 
 class OtherLevel(Struct, frozen=True):

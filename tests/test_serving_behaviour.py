@@ -483,6 +483,36 @@ def test_a_tactic_on_the_blocklist_is_not_served(machine: Make, way: str) -> Non
         assert given == (own if is_refused else ours)
 
 
+@pytest.mark.parametrize("way", ["contextlib.nullcontext()", "autotune_v2('replay', cache_root='store')"])
+@pytest.mark.parametrize(
+    ("mapped", "differs"),
+    [
+        pytest.param("130100", False, id="the one that it was tuned with"),
+        pytest.param("130200", True, id="another one"),
+        pytest.param(None, False, id="none that could be told"),
+    ],
+)
+def test_the_cublas_that_the_process_has_mapped(machine: Make, way: str, mapped: str | None, differs: bool) -> None:
+    """The environment names the one that a loader finds first; a wheel of torch brings its own."""
+    here = machine(version="0.7.2.post1")
+    assert here.bundles[0].provenance.mapped_cublas == "130100"
+    answer = here.run(f"""
+import fi_tunecache.mapped_library
+fi_tunecache.mapped_library.mapped_cublas = lambda: {mapped!r}
+fi_tunecache.enable()
+with {way}:
+    result = {LOOKUPS}
+""")
+    alone = here.run(f"result = {LOOKUPS}").result
+    entries = here.bundles[0].entries.values()
+    left_out = {entry.key.shape for entry in entries if entry.runner.startswith("Cublas") and entry.tactic != -1}
+    for lookup, given, ours, own in zip(here.asked, answer.result, here.expected, alone, strict=True):
+        assert given == (own if differs and (lookup.custom_op, lookup.profile) in left_out else ours)
+    line = "fi-tunecache: bundle {} was tuned with cuBLASLt 130100, here 130200 is mapped: its tactics are left out"
+    assert len(answer.lines("WARNING")) == differs
+    assert [warning.startswith(line.partition("{}")[0]) for warning in answer.lines("WARNING")] == [True] * differs
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_clearing_the_cache(machine: Make, version: str) -> None:
     """It forgets the program's own results, and ours are served again, as those of a managed store are."""

@@ -108,7 +108,7 @@ class LiveAutotuner:
                 tuner._managed_stores = dict(tuner._managed_stores)
 
     def name_of_store(self, tuner: Any) -> str | None:
-        """The managed store that a lookup of this thread reads, by its environment's folder; None where there is none."""
+        """The managed store that a lookup of this thread reads, by its environment's folder; None: it reads none."""
         store = tuner._active_managed_store
         return None if store is None else _name(store)
 

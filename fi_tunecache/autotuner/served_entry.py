@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -14,7 +14,7 @@ from ..entry import ProfilingPolicy, Tactic
 from ..errors import FormatError
 from ..selection import Selection
 
-__all__ = ["ServedEntry", "served_entries", "shape_of"]
+__all__ = ["ServedEntry", "Unusable", "served_entries", "shape_of"]
 
 _KEY = re.compile(r"\('([^']+)', '([^']+)', (\((?:\([-\d, ]*\)(?:, )?)*,?\)), ")
 """The op, the runner and the profile at the beginning of a key's text. A selection's keys were checked when
@@ -38,9 +38,11 @@ def shape_of(key: str) -> tuple[str, str] | None:
     return None if match is None else (match[1], match[3])
 
 
-def served_entries(
-    selection: Selection, data: bytes, blocked: Callable[[str, str, Tactic], bool] | None = None
-) -> dict[str, ServedEntry]:
+Unusable: TypeAlias = Callable[[str, str, str, Tactic], bool]
+"""Tells of a bundle, an op, a runner and a tactic whether the tactic may not be used in this process."""
+
+
+def served_entries(selection: Selection, data: bytes, unusable: Unusable | None = None) -> dict[str, ServedEntry]:
     """Read the entries of a selection file, by the text of their keys.
 
     What it holds is not checked again: :func:`~fi_tunecache.selection.read_selection` has found the file whole.
@@ -49,13 +51,14 @@ def served_entries(
     ----------
     selection, data
         What the file says of itself, and its bytes.
-    blocked
-        Tells of an op, a runner and a tactic whether the tactic may not be used. Then nothing is served for that op
-        and profile: what is left could be the answer to another lookup.
+    unusable
+        Where it says so of an entry, nothing is served for that op and profile: what is left could be the answer to
+        another lookup.
     """
     raced = {bundle.bundle_id: bundle.default_raced is True for bundle in selection.bundles}
     only = selection.bundles[0].bundle_id if selection.bundles else ""
     entries: dict[str, ServedEntry] = {}
+    refused: set[tuple[str, str] | None] = set()
     for key, value in msgspec.json.decode(data).items():
         if key[:1] != "(":
             continue
@@ -64,22 +67,14 @@ def served_entries(
         chosen = rest[1] if len(rest) > 1 else None
         bundle = chosen[MARK] if chosen else selection.marks.get(key, only)
         entries[key] = ServedEntry(runner, _tactic(tactic), policy, chosen, raced[bundle])
+        if unusable is not None:
+            shape = shape_of(key)
+            if shape is not None and unusable(bundle, shape[0], runner, entries[key].tactic):
+                refused.add(shape)
     if len(entries) != selection.entries:
         raise FormatError(f"a selection of {selection.entries} entries holds {len(entries)}", "pull again")
-    return entries if blocked is None else _without_blocked(entries, blocked)
+    return {key: entry for key, entry in entries.items() if shape_of(key) not in refused} if refused else entries
 
 
 def _tactic(value: Any) -> Tactic:
     return tuple(map(_tactic, value)) if isinstance(value, list) else value
-
-
-def _without_blocked(
-    entries: Mapping[str, ServedEntry], blocked: Callable[[str, str, Tactic], bool]
-) -> dict[str, ServedEntry]:
-    shapes = {key: shape_of(key) for key in entries}
-    refused = {
-        shape
-        for key, shape in shapes.items()
-        if shape is not None and blocked(shape[0], entries[key].runner, entries[key].tactic)
-    }
-    return {key: entry for key, entry in entries.items() if shapes[key] not in refused}
