@@ -109,6 +109,55 @@ def test_a_seeded_managed_store_is_replayed(tmp_path: Path, searches: Counter[tu
     assert json.loads(cleared.stdout)["entries"] == report["seeded"]
 
 
+def test_a_program_with_enable_alone(
+    tmp_path: Path,
+    searches: Counter[tuple[str, bool]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A graph that is recorded before is left alone; then all that is asked while tuning hits, and nothing is timed."""
+    import flashinfer
+    import torch
+    from flashinfer.autotuner import AutoTuner
+
+    import fi_tunecache
+    from fi_tunecache.mapped_library import mapped_cublas
+
+    monkeypatch.setenv("FI_TUNECACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("FI_TUNECACHE_MATCH", "compatible")
+    monkeypatch.setattr(AutoTuner, "_profile_single_kernel", lambda *_, **__: pytest.fail("a kernel is timed"))
+    stock = AutoTuner.__dict__["choose_one"]
+    _gemms(flashinfer, torch, 16)  # kernels are built, with FlashInfer's defaults
+    searches.clear()
+    fi_tunecache.enable()
+    with caplog.at_level("INFO", "fi_tunecache"):
+        try:
+            a, b = (torch.randn(n, 4096, device="cuda", dtype=torch.bfloat16) for n in (16, 4096))
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                flashinfer.mm_bf16(a, b.t(), backend="cublaslt")
+            assert searches == {("bf16_gemm", False): 1}
+            assert AutoTuner.__dict__["choose_one"] is not stock
+            searches.clear()
+            with flashinfer.autotune(True, cache=str(tmp_path / "user.json")):
+                errors = [error for m in BUCKETS for error in _gemms(flashinfer, torch, m)]
+            assert AutoTuner.__dict__["choose_one"] is stock
+        finally:
+            fi_tunecache.disable()
+    assert not [key for key in searches if not key[1]]
+    assert max(errors) < 0.01
+    (line,) = caplog.messages
+    assert " entries for NVIDIA H200 (compatible) from embedded@" in line
+    print(line)
+    assert (mapped_cublas() or "").isdigit()
+
+    AutoTuner._instance = None  # the next start, without us
+    with flashinfer.autotune(False, cache=str(tmp_path / "user.json")):
+        for m in BUCKETS:
+            _gemms(flashinfer, torch, m)
+    lookups = json.loads((tmp_path / "user.json").read_bytes())
+    assert sum(key.startswith("(") for key in lookups) == 3 * len(BUCKETS)
+
+
 def test_what_is_tuned_here_is_published_and_served(tmp_path: Path, searches: Counter[tuple[str, bool]]) -> None:
     import flashinfer
     import torch
