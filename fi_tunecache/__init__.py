@@ -27,8 +27,11 @@ if TYPE_CHECKING:
         RegistryError,
         UsageError,
     )
+    from .inquiry import autotune_needed
+    from .lookups import record_lookups, report
     from .match_level import MatchLevel
     from .measurement_policy import MeasurementPolicy
+    from .need import Need
     from .probe import probe_environment
     from .registry import Registry, open_registry
     from .retrieval import Pulled, pull, resolve
@@ -46,6 +49,7 @@ __all__ = [
     "IntegrityError",
     "MatchLevel",
     "MeasurementPolicy",
+    "Need",
     "NoMatchError",
     "Pulled",
     "Registry",
@@ -53,11 +57,14 @@ __all__ = [
     "Request",
     "Selection",
     "UsageError",
+    "autotune_needed",
     "disable",
     "enable",
     "open_registry",
     "probe_environment",
     "pull",
+    "record_lookups",
+    "report",
     "resolve",
 ]
 
@@ -65,15 +72,19 @@ _MODULES = {
     "Environment": "environment",
     "MatchLevel": "match_level",
     "MeasurementPolicy": "measurement_policy",
+    "Need": "need",
     "Pulled": "retrieval",
     "Registry": "registry",
     "Request": "selection",
     "Selection": "selection",
+    "autotune_needed": "inquiry",
     "disable": "serving",
     "enable": "serving",
     "open_registry": "registry",
     "probe_environment": "probe",
     "pull": "retrieval",
+    "record_lookups": "lookups",
+    "report": "lookups",
     "resolve": "retrieval",
 }
 

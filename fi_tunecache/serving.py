@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
@@ -17,7 +18,7 @@ from .registry_tree import registry_names
 from .serving_mode import ServingMode
 
 if TYPE_CHECKING:
-    pass
+    from .lookups import Lookups
 
 __all__ = ["FIRST_LOOKUP_DEADLINE", "current", "disable", "enable"]
 
@@ -107,6 +108,7 @@ def disable() -> None:
         hook, _hook = _hook, None
     if hook is not None:
         hook.stop()
+    _end_observation()
 
 
 def current() -> Hook | None:
@@ -116,6 +118,7 @@ def current() -> Hook | None:
 
 _lock = threading.Lock()
 _hook: Hook | None = None
+_observed: Lookups | None = None
 
 
 def _start(options: Options) -> None:
@@ -128,6 +131,32 @@ def _start(options: Options) -> None:
     if old is not None:
         old.stop()
     after_import("flashinfer.autotuner", hook.attach)
+    if options.observe:
+        _observe()
+
+
+def _observe() -> None:
+    """Record what is looked up, and say at the end what would have been served."""
+    global _observed
+    from .lookups import Lookups
+
+    if _observed is None:
+        _observed = Lookups()
+        _observed.start()
+        atexit.register(_end_observation)
+
+
+def _end_observation() -> None:
+    global _observed
+    observed, _observed = _observed, None
+    if observed is None:
+        return
+    atexit.unregister(_end_observation)
+    try:
+        observed.stop()
+        logger.info("fi-tunecache: observed %s", "; ".join(str(observed.report()).splitlines()))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the program goes on
+        logger.warning("fi-tunecache: %s: %s", type(error).__name__, error)
 
 
 def _after_fork() -> None:

@@ -43,6 +43,8 @@ from flashinfer import autotuner
 from flashinfer.autotune_cache import MeasurementPolicy, autotune_v2
 from flashinfer.autotuner import AutoTuner, autotune
 
+EVERY_SHAPE = autotuner.TuningConfig()
+"""Of an op that FlashInfer has not: each shape is a bucket."""
 STOCK = {name: AutoTuner.__dict__[name] for name in ("choose_one", "search_cache")}
 
 
@@ -86,7 +88,8 @@ class Program:
         self.offers = offers or [[name, [77, []] if name.startswith("Cudnn") else 77] for name, _ in lookup["runners"]]
         runners = [driver.toy_runner(name, extras, {"offers": self.offers}) for name, extras in lookup["runners"]]
         inputs = [None if shape == [0] else torch.empty(shape, device="meta") for shape in lookup["shapes"]]
-        runner, tactic = AutoTuner.get().choose_one(op, runners, driver.TUNING_CONFIGS[op], inputs)
+        config = driver.TUNING_CONFIGS.get(op, EVERY_SHAPE)
+        runner, tactic = AutoTuner.get().choose_one(op, runners, config, inputs)
         return [type(runner).__name__, tactic]
 
 

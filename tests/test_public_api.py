@@ -24,6 +24,7 @@ def test_the_public_names() -> None:
         "IntegrityError",
         "MatchLevel",
         "MeasurementPolicy",
+        "Need",
         "NoMatchError",
         "Pulled",
         "Registry",
@@ -31,9 +32,14 @@ def test_the_public_names() -> None:
         "Request",
         "Selection",
         "UsageError",
+        "autotune_needed",
+        "disable",
+        "enable",
         "open_registry",
         "probe_environment",
         "pull",
+        "record_lookups",
+        "report",
         "resolve",
     ]
 

@@ -4,304 +4,392 @@ Functions of ours stand around ``AutoTuner.search_cache``, ``choose_one`` and ``
 (``flashinfer/autotuner/autotuner.py``, 0.7.2 to 0.7.4). They pass everything on and give back what comes. Not seen is
 ``choose_with_protocol`` (0.7.4): such an op keeps its results itself, and has no entries.
 
-A lookup costs a key, cheap to make, and one more in a counter. Only when something is asked, or answered, that was
-not before, or the autotuner has changed in between, it is looked at: no I/O there either.
+A lookup costs the making of a key, and one more in a counter. Only where something is asked or answered for the first
+time, or for the first time since the tables have changed, it is looked into.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-import os
+import operator
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from ..entry import DEFAULT_TACTIC, ProfilingPolicy, Tactic
+from ..entry import DEFAULT_TACTIC, Tactic
 from ..errors import FormatError
-from ..managed_entry import entry_file_name
 from ..miss import Miss
 from ..recorded_lookup import Served
-from .config_layer import ConfigLayer, reads_files
+from .config_layer import ConfigLayer
 from .live import LiveAutotuner
 from .module import require
-from .served_entry import ServedEntry
-from .wrapping import wrapping_of
+from .observation import OF_CLASS, OF_INSTANCE, Asked, Snapshots, plain, tuned_winner
+from .outcome import Outcome, Outcomes, Question
+from .wrapping import Function, wrapping_of
 
-__all__ = ["MAX_OUTCOMES", "Known", "Outcome", "Place", "Question", "Recorder"]
+__all__ = ["Recorder"]
 
-MAX_OUTCOMES = 100_000
-"""More are counted, and not told apart."""
-
-_MAX_HOT = 100_000
-_SEARCH_CACHE = ("self", "custom_op", "runners", "input_shapes", "tuning_config", "inputs")
-_RANK_TACTICS = ("self", "custom_op", "runners", "tuning_config", "inputs", "k", "kwargs")
-_OF_CLASS = (
-    "_active_managed_store",
-    "_apply_measure_policy",
-    "_apply_tuning_overrides",
-    "_default_profiling_policy",
-    "_effective_measure_policy",
-    "_effective_skip_ops",
-    "_find_nearest_profile",
-    "_get_cache_key",
-    "_get_input_sizes",
-    "_override_cuda_graph_profile_replays",
-    "_override_round_up",
-    "_override_tuning_buckets",
-    "_profiling_policy",
-    "_winner_cache",
-    "_winner_cache_identity",
-    "rank_tactics",
-)
-_OF_INSTANCE = (
-    "_dirty",
-    "_dirty_seq",
-    "_file_config_policies",
-    "_file_configs",
-    "_lock",
-    "_managed_cache",
-    "_managed_decoded",
-    "_profiling_cache_policies",
-    "_v2_local",
-    "is_tuning_mode",
-    "profiling_cache",
-)
-_NONE: Mapping[str, ServedEntry] = {}
-_MISSED = (False, 0, DEFAULT_TACTIC, None)
+_MAX_HOT = 50_000
+_PARAMETERS = {
+    "search_cache": ("self", "custom_op", "runners", "input_shapes", "tuning_config", "inputs"),
+    "rank_tactics": ("self", "custom_op", "runners", "tuning_config", "inputs", "k", "kwargs"),
+}
 
 
-class Question:
-    """Keys that are looked for, one a runner, in the caller's order; ``texts`` are the keys."""
-
-    __slots__ = ("custom_op", "profile", "runners", "texts")
-
-    def __init__(self, keys: list[Any]) -> None:
-        self.custom_op: str = keys[0].custom_op
-        self.profile: tuple[tuple[int, ...], ...] = keys[0].nearest_profile
-        self.runners: tuple[str, ...] = tuple(key.runner_class_name for key in keys)
-        self.texts: tuple[str, ...] = tuple(key.file_key for key in keys)
-
-
-class Place:
-    """Where a lookup reads if not in entries of files: the folder of a managed store (None: there is no store), and the
-    measurement policy's fields."""
-
-    __slots__ = ("folder", "policy")
-
-    def __init__(self, folder: Path | None, policy: tuple[tuple[str, str], ...]) -> None:
-        self.folder = folder
-        self.policy = policy
-
-
-class Known:
-    """What there were entries for when a lookup was not answered.
-
-    ``own`` are the program's, by the texts of their keys, and ``tuned`` those that it has in memory, by FlashInfer's
-    keys. ``ours`` are of a registry; where there is a ``place``, they don't count.
-    """
-
-    __slots__ = ("ours", "own", "place", "tuned")
-
-    def __init__(
-        self, own: tuple[str, ...], tuned: tuple[Any, ...], ours: Mapping[str, ServedEntry], place: Place | None
-    ) -> None:
-        self.own = own
-        self.tuned = tuned
-        self.ours = ours
-        self.place = place
-
-
-class Outcome:
-    """A question with what became of it, ``count`` times. The fields are those of a recorded lookup, but that
-
-    * ``served`` is ``STORE`` also for what we have put there: the file ``entry`` tells;
-    * ``miss`` is None too where no entry had one of the keys; then ``known`` tells what there was;
-    * ``usual`` tells whether the policy is the one under which an entry that names none was timed.
-    """
-
-    __slots__ = (
-        "count",
-        "entry",
-        "known",
-        "miss",
-        "policy",
-        "question",
-        "raced",
-        "runner",
-        "served",
-        "tactic",
-        "tuning",
-        "usual",
-    )
-
-    def __init__(
-        self,
-        question: Question,
-        served: Served,
-        runner: str,
-        tactic: Tactic,
-        *,
-        raced: bool,
-        tuning: bool,
-        policy: ProfilingPolicy,
-        usual: bool,
-        entry: Path | None = None,
-        miss: Miss | None = None,
-        known: Known | None = None,
-    ) -> None:
-        self.question = question
-        self.served = served
-        self.runner = runner
-        self.tactic = tactic
-        self.raced = raced
-        self.tuning = tuning
-        self.policy = policy
-        self.usual = usual
-        self.entry = entry
-        self.miss = miss
-        self.known = known
-        self.count = 0
-
-    @property
-    def identity(self) -> tuple[Any, ...]:
-        return (
-            self.question,
-            self.served,
-            self.runner,
-            self.tactic,
-            self.raced,
-            self.tuning,
-            self.policy,
-            self.entry,
-            self.miss,
-            self.known,
-        )
+_class_name = operator.attrgetter("__class__.__name__")
 
 
 class _Call:
-    """A ``choose_one`` that tunes: the questions it has asked, and those of them that were not answered."""
+    """A ``choose_one`` that tunes: the questions it has asked so far, and those that were not answered."""
 
     __slots__ = ("asked", "missed")
 
     def __init__(self) -> None:
         self.asked: set[Question] = set()
-        self.missed: list[tuple[Outcome, tuple[Any, ...]]] = []
+        self.missed: list[tuple[int, Outcome, tuple[Any, ...]]] = []
 
-
-_ASKED = _Call()
-"""Stands for a ``choose_one`` that does not tune, and has asked."""
+    def asks(self, question: Question) -> bool:
+        """Whether it has not asked that before."""
+        before = len(self.asked)
+        self.asked.add(question)
+        return len(self.asked) > before
 
 
 class _Here(threading.local):
-    """The calls of ``choose_one`` that this thread is in, innermost last; None for one that has not asked yet."""
+    """The calls that this thread is in, the innermost last."""
 
     def __init__(self) -> None:
-        self.calls: list[_Call | None] = []
+        self.calls: list[_Call] = []
 
 
 class Recorder:
     """Counts the lookups of an imported ``flashinfer.autotuner``, from :meth:`start` to :meth:`stop`.
 
-    A lookup is a question. ``choose_one`` that tunes asks for every bucket, and for its own shape at last: each
-    question counts once a call, and is tuned where a winner is there after it. Anything else counts as often as
-    it is asked. ``rank_tactics`` for several tactics asks nobody where it tunes: it counts as a question too.
+    A lookup is a question. A ``choose_one`` that tunes asks for every bucket, and at last for its own shape: each
+    question counts once a call, as tuned if a winner is there afterwards. Elsewhere it counts as often as it is asked.
+    ``rank_tactics`` for several tactics, which asks nobody while it tunes, counts as one.
 
-    Nothing raises into FlashInfer: a fault ends the recording, and ``fail`` is told.
+    Nothing is raised into FlashInfer: a fault ends the recording, and ``fail`` is told, once.
 
     Raises FormatError where this FlashInfer's autotuner is not one that we know.
     """
 
     def __init__(self, module: ModuleType, fail: Callable[[Exception], None]) -> None:
-        live = LiveAutotuner(module)
+        self._live = LiveAutotuner(module)
         kind = module.AutoTuner
-        require(kind, *_OF_CLASS)
-        if tuple(inspect.signature(kind.search_cache).parameters)[: len(_SEARCH_CACHE)] != _SEARCH_CACHE:
-            raise FormatError("AutoTuner.search_cache takes other arguments", "update fi-tunecache")
-        if tuple(inspect.signature(kind.rank_tactics).parameters) != _RANK_TACTICS:
-            raise FormatError("AutoTuner.rank_tactics takes other arguments", "update fi-tunecache")
+        require(kind, *OF_CLASS, *_PARAMETERS)
+        for name, wanted in _PARAMETERS.items():
+            found = tuple(inspect.signature(getattr(kind, name)).parameters)
+            if found[: len(wanted)] != wanted:
+                raise FormatError(f"AutoTuner.{name} takes {', '.join(found)}", "update fi-tunecache")
         self._wrappings = (
-            (live.search_cache, self._search_cache),
-            (live.choose_one, self._choose_one),
-            (wrapping_of(kind, "rank_tactics"), self._rank_tactics),
+            (self._live.search_cache, self._make_search_cache),
+            (self._live.choose_one, self._make_choose_one),
+            (wrapping_of(kind, "rank_tactics"), self._make_rank_tactics),
         )
         self._fail = fail
-        self._failed = False
-        self._tuner: Any = None
+        self._is_on = False
+        self._has_failed = False
+        self._tuner: Any = None  # the one that was looked at
+        self._tables: Any = None  # the same, as long as this is on
         self._here = _Here()
         self._hot: dict[tuple[Any, ...], Outcome] = {}
-        self._held: dict[int, Any] = {}
-        self._questions: dict[tuple[str, ...], Question] = {}
-        self._outcomes: dict[tuple[Any, ...], Outcome] = {}
-        self._own: tuple[str, ...] = ()
-        self._tuned: tuple[Any, ...] = ()
-        self._tuned_at: tuple[Any, ...] = ()
-        self._known: Known | None = None
-        self._rest: Outcome | None = None
+        self._configs: dict[Any, Any] = {}
+        self._told = Outcomes()
+        self._snapshots = Snapshots()
 
     def start(self) -> None:
-        for wrapping, function in self._wrappings:
-            wrapping.add(function)
+        self._is_on = True
+        for wrapping, maker in self._wrappings:
+            wrapping.add_made(maker, maker)
 
     def stop(self) -> None:
-        """FlashInfer has its own functions again."""
-        for wrapping, function in self._wrappings:
-            wrapping.remove(function)
+        """FlashInfer has its own functions again; one of ours that lies below somebody else's passes everything on."""
+        self._is_on, self._tables = False, None
+        for wrapping, maker in self._wrappings:
+            wrapping.remove(maker)
 
     def outcomes(self) -> list[Outcome]:
         """In the order in which each was first seen."""
-        return [outcome for outcome in list(self._outcomes.values()) if outcome.count]
+        return self._told.seen()
 
     @property
     def untold(self) -> int:
-        """How many lookups were counted only, because there were too many different ones."""
-        return 0 if self._rest is None else self._rest.count
+        """How many lookups were counted and not told apart."""
+        return self._told.untold
 
-    # The functions around FlashInfer's. In the first the cost of a lookup is decided.
+    def is_saved(self, outcome: Outcome) -> bool:
+        """Whether the answer lies in memory, and the program has saved all that lies there."""
+        tuner = self._tuner
+        return outcome.key is not None and not tuner._dirty and outcome.key in tuner.profiling_cache
 
-    def _search_cache(
+    def blocks(self, custom_op: str, runner: str, tactic: Tactic) -> bool:
+        """Whether FlashInfer's blocklist forbids a tactic."""
+        forbids = None if self._tuner is None else self._live.blocked(self._tuner)
+        return forbids is not None and forbids(custom_op, runner, tactic)
+
+    def _make_search_cache(self, inner: Function) -> Function:
+        hot, here = self._hot, self._here
+
+        @functools.wraps(inner)
+        def search_cache(
+            tuner: Any,
+            custom_op: str,
+            runners: Any,
+            input_shapes: Any,
+            tuning_config: Any,
+            inputs: Any = None,
+            **options: Any,
+        ) -> Any:
+            try:
+                # Without a dict to unpack a call costs a third.
+                if options:
+                    found = inner(tuner, custom_op, runners, input_shapes, tuning_config, inputs, **options)
+                else:
+                    found = inner(tuner, custom_op, runners, input_shapes, tuning_config, inputs)
+            except RuntimeError:
+                try:
+                    self._strictly_missed(options, tuner, custom_op, runners, input_shapes, tuning_config, inputs)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the program goes on
+                    self._stop_for(error)
+                raise
+            try:
+                if tuner is not self._tables and not self._looks_at(tuner):
+                    return found
+                hit, index, tactic, _ = found
+                files = tuner._file_configs
+                local = tuner._v2_local
+                # In an answer only the extras of the runner that gives it have a part: questions that differ in those
+                # of others alone are counted as one.
+                if inputs is None:
+                    extras = None
+                elif hit or len(runners) == 1:
+                    extras = runners[index].get_cache_key_extras(inputs)
+                else:
+                    extras = tuple([runner.get_cache_key_extras(inputs) for runner in runners])
+                key: tuple[Any, ...] = (
+                    custom_op,
+                    input_shapes,
+                    id(tuning_config),
+                    index if hit else None,
+                    tactic,
+                    extras,
+                    runners[0].__class__.__name__ if len(runners) == 1 else tuple(map(_class_name, runners)),
+                    tuner.is_tuning_mode,
+                    len(files),
+                    (len(files._promoted), id(files.ours)) if type(files) is ConfigLayer else None,
+                    (local.store, local.measure, getattr(local, "cache_scope", None))
+                    if local.active
+                    else tuner._managed_cache,
+                )
+                try:
+                    outcome = hot.get(key)
+                except TypeError:  # a tactic in memory may be a list
+                    key = (*key[:4], plain(tactic), *key[5:])
+                    outcome = hot.get(key)
+                if outcome is None:
+                    outcome = self._look_into(
+                        key, found, options, tuner, custom_op, runners, input_shapes, tuning_config, inputs
+                    )
+                if not outcome.tuning or not here.calls:
+                    outcome.count += 1
+                elif here.calls[-1].asks(outcome.question):
+                    if hit:
+                        outcome.count += 1
+                    else:
+                        arguments = (custom_op, runners, input_shapes, tuning_config, inputs)
+                        here.calls[-1].missed.append((self._told.next(), outcome, arguments))
+            except Exception as error:  # noqa: BLE001
+                self._stop_for(error)
+            return found
+
+        return search_cache
+
+    def _make_choose_one(self, inner: Function) -> Function:
+        @functools.wraps(inner)
+        def choose_one(
+            tuner: Any, custom_op: str, runners: Any, tuning_config: Any, inputs: Any, **options: Any
+        ) -> Any:
+            call = None
+            try:
+                if tuner.is_tuning_mode:
+                    call = self._begin_call()
+            except Exception as error:  # noqa: BLE001
+                self._stop_for(error)
+            try:
+                if options:
+                    answer = inner(tuner, custom_op, runners, tuning_config, inputs, **options)
+                else:
+                    answer = inner(tuner, custom_op, runners, tuning_config, inputs)
+            finally:
+                if call is not None:
+                    try:
+                        self._end_call(call, tuner)
+                    except Exception as error:  # noqa: BLE001
+                        self._stop_for(error)
+            try:
+                if answer[1] == DEFAULT_TACTIC and (call is None or not call.asked):
+                    self._count_if_skipped(tuner, custom_op, runners, tuning_config, inputs)
+            except Exception as error:  # noqa: BLE001
+                self._stop_for(error)
+            return answer
+
+        return choose_one
+
+    def _make_rank_tactics(self, inner: Function) -> Function:
+        @functools.wraps(inner)
+        def rank_tactics(
+            tuner: Any, custom_op: str, runners: Any, tuning_config: Any, inputs: Any, k: int = 1, **options: Any
+        ) -> Any:
+            asked, ranked = None, None
+            try:
+                if k > 1 and tuner.is_tuning_mode:  # else it asks choose_one
+                    asked = self._begin_ranking(tuner, custom_op, runners, tuning_config, inputs)
+            except Exception as error:  # noqa: BLE001
+                self._stop_for(error)
+            try:
+                ranked = inner(tuner, custom_op, runners, tuning_config, inputs, k, **options)
+            finally:
+                if asked is not None:
+                    try:
+                        self._end_ranking(*asked, ranked)
+                    except Exception as error:  # noqa: BLE001
+                        self._stop_for(error)
+            return ranked
+
+        return rank_tactics
+
+    def _begin_call(self) -> _Call:
+        call = _Call()
+        self._here.calls.append(call)
+        return call
+
+    def _end_call(self, call: _Call, tuner: Any) -> None:
+        """Without the tuner's lock, as all that comes after a call: another thread may hold it for a long time."""
+        self._here.calls.remove(call)
+        for order, outcome, arguments in call.missed:
+            self._settle(order, outcome, Asked(tuner, *arguments))
+
+    def _settle(self, order: int, outcome: Outcome, asked: Asked) -> None:
+        winner = tuned_winner(asked)
+        if winner is not None:
+            key, (tactic, _) = winner
+            runner = key.runner_class_name
+            outcome = replace(outcome, served=Served.TUNED, runner=runner, tactic=plain(tactic), count=0)
+            outcome = self._told.one(outcome, order)
+        elif asked.was_tuned_with_other_extras():
+            outcome = self._told.one(replace(outcome, miss=Miss.EXTRAS, known=None, count=0), order)
+        outcome.count += 1
+
+    def _begin_ranking(
+        self, tuner: Any, custom_op: str, runners: Any, config: Any, inputs: Any
+    ) -> tuple[Asked, Any] | None:
+        if custom_op in tuner._effective_skip_ops:
+            self._count_if_skipped(tuner, custom_op, runners, config, inputs)
+            return None
+        if tuner is not self._tables and not self._looks_at(tuner):
+            return None
+        asked = Asked.by_call(tuner, custom_op, runners, config, inputs)
+        return asked, tuned_winner(asked, anywhere=True)
+
+    def _end_ranking(self, asked: Asked, before: Any, ranked: Any) -> None:
+        winner = tuned_winner(asked, anywhere=True)
+        if not ranked or winner is None or plain(winner[1][0]) != plain(ranked[0]):
+            outcome = asked.unanswered(Served.DEFAULT, Miss.RANKED)
+        else:
+            key, value = winner
+            is_new = before is None or before[1] is not value
+            served, miss = (Served.TUNED, Miss.RANKED) if is_new else (Served.MEMORY, None)
+            outcome = asked.outcome(served, key.runner_class_name, value[0], key=key, miss=miss)
+        self._told.one(outcome).count += 1
+
+    def _count_if_skipped(self, tuner: Any, custom_op: str, runners: Any, config: Any, inputs: Any) -> None:
+        if custom_op not in tuner._effective_skip_ops:
+            return
+        if tuner is not self._tables and not self._looks_at(tuner):
+            return
+        local, overrides = tuner._v2_local, tuner._get_override_stack()
+        key = (
+            custom_op,
+            tuple([getattr(value, "shape", None) for value in inputs]),
+            id(config),
+            tuple([(runner.__class__.__name__, runner.get_cache_key_extras(inputs)) for runner in runners]),
+            tuner.is_tuning_mode,
+            local.active,
+            local.measure,
+            overrides[-1] if overrides else None,
+        )
+        outcome = self._hot.get(key)
+        if outcome is None:
+            asked = Asked.by_call(tuner, custom_op, runners, config, inputs)
+            outcome = self._told.one(asked.unanswered(Served.SKIPPED, Miss.SKIPPED))
+            self._remember((*key[:2], id(self._same(config)), *key[3:]), outcome)
+        outcome.count += 1
+
+    def _strictly_missed(self, options: Mapping[str, Any], tuner: Any, *arguments: Any) -> None:
+        """In a strict replay FlashInfer raises where nothing answers."""
+        if getattr(tuner._v2_local, "strict_replay", False) and (tuner is self._tables or self._looks_at(tuner)):
+            with tuner._lock:
+                outcome = Asked(tuner, *arguments).missed(options, self._snapshots)
+                self._told.one(outcome).count += 1
+
+    def _look_into(
         self,
-        inner: Callable[..., Any],
+        key: tuple[Any, ...],
+        found: tuple[bool, int, Any, Any],
+        options: Mapping[str, Any],
         tuner: Any,
         custom_op: str,
         runners: Any,
-        input_shapes: Any,
-        tuning_config: Any,
-        inputs: Any = None,
-        **options: Any,
-    ) -> Any:
+        shapes: Any,
+        config: Any,
+        inputs: Any,
+    ) -> Outcome:
+        with tuner._lock:
+            same = self._same(config)
+            if same is not config:  # some ops make one for each call
+                key = (*key[:2], id(same), *key[3:])
+                outcome = self._hot.get(key)
+                if outcome is not None:
+                    return outcome
+            if not runners:
+                return self._told.nothing()
+            asked = Asked(tuner, custom_op, runners, shapes, config, inputs)
+            hit, index, tactic, _ = found
+            outcome = asked.answered(index, tactic) if hit else asked.missed(options, self._snapshots)
+            outcome = self._told.one(outcome)
+            self._remember(key, outcome)
+            return outcome
+
+    def _looks_at(self, tuner: Any) -> bool:
+        """Whether this is on; then this tuner's tables are looked at from now on."""
+        if self._is_on:
+            require(tuner, *OF_INSTANCE)
+            require(tuner._v2_local, "active", "store", "measure")
+            self._hot.clear()
+            self._tuner = self._tables = tuner
+        return self._is_on
+
+    def _same(self, config: Any) -> Any:
+        """The first configuration that equals this one; it is kept, so that no other gets its id."""
         try:
-            found = inner(tuner, custom_op, runners, input_shapes, tuning_config, inputs, **options)
-        except RuntimeError:
-            self._strict_miss(tuner, custom_op, runners, input_shapes, tuning_config, inputs, options)
-            raise
-        try:
-            if tuner is not self._tuner:
-                self._meet(tuner)
-            files = tuner._file_configs
-            local = tuner._v2_local
-            tuning = tuner.is_tuning_mode
-            # Whatever the outcome rests on is in here, or changes one of these.
-            key: tuple[Any, ...] = (
-                custom_op,
-                input_shapes,
-                id(tuning_config),
-                found[:3],
-                tuning,
-                tuner._dirty,
-                tuner._dirty_seq,
-                len(files),
-                (len(files._promoted), id(files.ours)) if type(files) is ConfigLayer else None,
-                (id(local.store), id(local.measure), getattr(local, "cache_scope", None))
-                if local.active
-                else id(tuner._managed_cache),
-                [(type(runner), runner.get_cache_key_extras(inputs)) for runner in runners]
-                if inputs is not None
-                else [type(runner) for runner in runners],
-            )
-            outcome = self._hot.get(key)
-        except Exception as error:
-            pass
-        return found
+            return self._configs.setdefault(config, config)
+        except TypeError:
+            return self._configs.setdefault(id(config), config)
+
+    def _remember(self, key: tuple[Any, ...], outcome: Outcome) -> None:
+        if len(self._hot) >= _MAX_HOT:
+            self._hot.clear()
+        self._hot[key] = outcome
+
+    def _stop_for(self, error: Exception) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            with contextlib.suppress(Exception):
+                self.stop()
+            with contextlib.suppress(Exception):
+                self._fail(error)

@@ -7,61 +7,64 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-__all__ = ["Around", "Wrapping", "wrapping_of"]
+__all__ = ["Around", "Function", "Maker", "Wrapping", "wrapping_of"]
+
+Function: TypeAlias = Callable[..., Any]
 
 Around: TypeAlias = Callable[..., Any]
 """Is called with the next inner function, then with that one's own arguments, and gives what it returns."""
+
+Maker: TypeAlias = Callable[[Function], Function]
+"""Is given the next inner function, and gives the one to put around it: a call costs less than with an Around."""
 
 
 class Wrapping:
     """One function of a class. With nothing around it the class has its own function again.
 
-    Where somebody else has wrapped it after us, theirs stays on top, and what is below passes everything on.
+    Where somebody else has put theirs around ours, what is below can't be taken away any more: after its removal
+    a function must pass everything on. Get one with :func:`wrapping_of`.
     """
 
     def __init__(self, owner: type[Any], name: str) -> None:
         self._owner = owner
         self._name = name
-        self._original: Callable[..., Any] = owner.__dict__[name]
-        self._around: tuple[Around, ...] = ()
+        self._original: Function = owner.__dict__[name]
+        self._ours = self._original
+        self._around: dict[Around | Maker, Maker] = {}
         self._lock = threading.Lock()
-        self._chain = self._original
-        self._ours = self._dispatcher()
 
     def add(self, around: Around) -> None:
         """Put a function around what is there, outermost; one that is there already stays where it is."""
-        with self._lock:
-            if around in self._around:
-                return
-            if not self._around and self._owner.__dict__[self._name] is not self._ours:
-                self._original = self._owner.__dict__[self._name]
-                self._ours = self._dispatcher()
-            self._compose((*self._around, around))
-            if self._owner.__dict__[self._name] is self._original:
-                setattr(self._owner, self._name, self._ours)
+        self.add_made(around, functools.partial(_passing, around))
 
-    def remove(self, around: Around) -> None:
-        """Take a function away; does nothing where it is not there."""
+    def add_made(self, around: Around | Maker, maker: Maker) -> None:
+        """As :meth:`add`; it is made by ``maker``, and ``around`` is its name for :meth:`remove`."""
         with self._lock:
-            self._compose(tuple(other for other in self._around if other != around))
-            if not self._around and self._owner.__dict__[self._name] is self._ours:
-                setattr(self._owner, self._name, self._original)
+            there = self._owner.__dict__[self._name]
+            if there is not self._ours:
+                self._original, self._around = there, {}
+            self._place({**self._around, around: self._around.get(around, maker)})
 
-    def _compose(self, around: tuple[Around, ...]) -> None:
+    def remove(self, around: Around | Maker) -> None:
+        """Take a function away; does nothing where it is not there, or somebody else's is around it."""
+        with self._lock:
+            if self._owner.__dict__[self._name] is self._ours and around in self._around:
+                self._place({other: maker for other, maker in self._around.items() if other != around})
+
+    def _place(self, around: dict[Around | Maker, Maker]) -> None:
         self._around = around
-        self._chain = self._original
-        for function in around:
-            self._chain = functools.partial(function, self._chain)
+        self._ours = self._original
+        for maker in around.values():
+            self._ours = maker(self._ours)
+        setattr(self._owner, self._name, self._ours)
 
-    def _dispatcher(self) -> Callable[..., Any]:
-        original = self._original
 
-        @functools.wraps(original)
-        def dispatch(*arguments: Any, **options: Any) -> Any:
-            # One of ours that was left below somebody else's, which is now our original, must not come back to that.
-            return (self._chain if self._ours is dispatch else original)(*arguments, **options)
+def _passing(around: Around, inner: Function) -> Function:
+    @functools.wraps(inner)
+    def function(*arguments: Any, **options: Any) -> Any:
+        return around(inner, *arguments, **options)
 
-        return dispatch
+    return function
 
 
 _wrappings: dict[tuple[type[Any], str], Wrapping] = {}
@@ -69,7 +72,7 @@ _lock = threading.Lock()
 
 
 def wrapping_of(owner: type[Any], name: str) -> Wrapping:
-    """The one wrapping of a function: with two of them the function could not be had back in every order."""
+    """The one wrapping of a function: with two of them, the class would not get its own back in every order."""
     with _lock:
         if (owner, name) not in _wrappings:
             _wrappings[owner, name] = Wrapping(owner, name)
