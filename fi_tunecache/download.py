@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -18,16 +20,21 @@ from msgspec import Struct
 from . import errors
 from .deadline import Deadline
 from .errors import FiTuneCacheError, RegistryError
+from .hub_failure import without_tokens
 from .selection import Request
 
 __all__ = ["Downloaded", "download"]
 
 _START = "import sys; sys.path[:] = sys.argv[1:]; from fi_tunecache.download import main; main()"
+_PYTHON = re.compile(r"(python|pypy)[\d.]*[a-z]*(\.exe)?$")
+"""What the name of an interpreter ends with. An embedded or frozen one names the program itself, which would be started
+a second time."""
 _SHARE = 0.9
 """Of the deadline, for the process to end by itself and tell why."""
 
 
 class _Asked(Struct):
+    token: str
     request: Request
     root: str
     offline: bool
@@ -55,6 +62,8 @@ class _Answer(Struct):
 def download(request: Request, root: Path, deadline: Deadline, *, offline: bool) -> Downloaded:
     """Make the selection for a request, and keep it in the user cache below ``root`` where that can be written.
 
+    Where this process is killed meanwhile, the other one goes on for the rest of its time.
+
     Parameters
     ----------
     request, root
@@ -70,11 +79,18 @@ def download(request: Request, root: Path, deadline: Deadline, *, offline: bool)
         Whatever :func:`~fi_tunecache.retrieval.pull` raises; RegistryError at the deadline, and where no process
         can be started or it says nothing.
     """
-    asked = msgspec.json.encode(_Asked(request, str(root), offline, deadline.remaining() * _SHARE))
-    names = ", ".join(request.registries)
+    token = secrets.token_hex(16)  # whatever else prints in that process can't take its words for an answer
+    asked = msgspec.json.encode(_Asked(token, request, str(root), offline, deadline.remaining() * _SHARE))
+    names = without_tokens(", ".join(request.registries))
+    if not _PYTHON.search(sys.executable or ""):
+        raise RegistryError(
+            f"{names}: this program does not run in a Python that could start another ({sys.executable})",
+            "pull before the start",
+        )
     try:
         process = subprocess.Popen(
-            [sys.executable, "-c", _START, *sys.path],
+            [sys.executable, "-c", _START, *(folder for folder in sys.path if isinstance(folder, str))],
+            env={**os.environ, "FI_TUNECACHE": "off"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # it may name a token
@@ -92,7 +108,7 @@ def download(request: Request, root: Path, deadline: Deadline, *, offline: bool)
         finally:
             _end(process)
     try:
-        answer = msgspec.msgpack.decode(said, type=_Answer)
+        answer = msgspec.msgpack.decode(said.partition(token.encode())[2], type=_Answer)
     except msgspec.DecodeError:
         raise RegistryError(f"{names}: the download ended without an answer", "pull by hand to see why") from None
     if answer.failed is not None:
@@ -125,5 +141,5 @@ def main() -> None:
         if pulled.not_stored is not None:
             cache.notice(f"not kept in the cache, so every start does it again: {pulled.not_stored}")
         answer = _Answer(downloaded=Downloaded(pulled.data, tuple(cache.notices)))
-    answers.write(msgspec.msgpack.encode(answer))
+    answers.write(asked.token.encode() + msgspec.msgpack.encode(answer))
     answers.close()

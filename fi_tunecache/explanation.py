@@ -158,8 +158,10 @@ class _Explainer:
                     continue
                 if self._recorder.blocks(outcome.question.custom_op, runner, entry.tactic):
                     return Miss.BLOCKED
+                if not self._observe and known.place is None:
+                    return Miss.BLOCKED  # as another of its shape is
                 if not self._observe:
-                    return Miss.BLOCKED if known.place is None else Miss.LATE
+                    return Miss.LATE if entry.raced or self._recorder.replaces_rivals else Miss.LEFT_OUT
                 return self._would_be(outcome, known, text, entry)
         return None
 

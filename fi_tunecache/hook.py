@@ -9,29 +9,36 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 
+from .autotuner import collect_metadata
+from .autotuner.config_layer import ConfigLayer, reads_files
+from .autotuner.live import LiveAutotuner, StoreInUse, is_capturing
+from .autotuner.served_entry import Unusable, own_entries, served_entries
 from .deadline import Deadline
-from .entry import DEFAULT_TACTIC, Tactic
+from .download import download
+from .entry import DEFAULT_TACTIC, Entry, Tactic
+from .environment import Environment
 from .errors import FiTuneCacheError, FormatError, RegistryError, UsageError
+from .hub_failure import without_tokens
 from .import_hook import forget
+from .managed_store import environment_folder
+from .mapped_library import mapped_cublas
 from .match_level import MatchLevel
+from .materialisation import store_entries
 from .measurement_policy import DEFAULT_POLICY, MeasurementPolicy
+from .ranks import Ranks, many_ranks
 from .retrieval import cached
+from .runner_families import family_of
+from .seeding import Seeded, mark_of, seed_store, withdraw
 from .selection import Request, Selection, read_selection
 from .user_cache import UserCache
 from .wording import at_revision, count_entries
-
-if TYPE_CHECKING:
-    from .autotuner.config_layer import ConfigLayer
-    from .autotuner.live import LiveAutotuner, StoreInUse
-    from .autotuner.served_entry import Unusable
-    from .environment import Environment
 
 __all__ = ["Hook", "InUse", "Options"]
 
@@ -86,10 +93,10 @@ class Hook:
         self._live: LiveAutotuner | None = None
         self._tuner: Any = None
         self._layer: ConfigLayer | None = None
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a signal's handler may ask, too
         self._work: _Work | None = None
         self._armed = False
-        self._asked = 0
+        self._stopped = False
         self._has_files = False
         self._stores: set[str] = set()
         self._attached: set[str] = set()
@@ -103,9 +110,8 @@ class Hook:
     def attach(self, module: ModuleType) -> None:
         """Wait for the first lookup of an imported ``flashinfer.autotuner``. Raises nothing."""
         try:
-            from .autotuner.live import LiveAutotuner
-
             self._live = LiveAutotuner(module)
+            UserCache.locate()  # what it imports is there then: no lookup may wait for an import
             self._arm()
         except Exception as error:  # noqa: BLE001 - whatever it is, the program goes on
             with contextlib.suppress(Exception):
@@ -114,10 +120,12 @@ class Hook:
     def stop(self) -> None:
         """Take everything back. Raises nothing."""
         try:
+            self._stopped = True
             forget(self.attach)
             self._armed = False
             if self._live is not None:
                 self._live.choose_one.remove(self._around)
+                self._live.save_configs.remove(self._around_save)
                 if self._layer is not None:
                     self._live.remove_layer(self._tuner, self._layer)
         except Exception as error:  # noqa: BLE001
@@ -126,13 +134,12 @@ class Hook:
 
     def after_fork(self) -> None:
         """In a forked child, whatever another thread of the parent was doing is not done here."""
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
         self._work = None
 
     def _arm(self) -> None:
-        self._asked += 1
-        self._armed = True
-        if self._live is not None:
+        if not self._stopped and self._live is not None:
+            self._armed = True
             self._live.choose_one.add(self._around)
 
     def _want_files(self) -> None:
@@ -140,34 +147,51 @@ class Hook:
             self._arm()
 
     def _want_store(self, name: str) -> None:
-        if name not in self._stores:
-            self._attached.add(name)
-            self._arm()
+        with self._mutex:
+            if name not in self._stores:
+                self._attached.add(name)
+                self._arm()
 
-    def _around(self, inner: Callable[..., Any], tuner: Any, *arguments: Any, **options: Any) -> Any:
+    def _around(self, inner: Callable[..., Any], tuner: Any, /, *arguments: Any, **options: Any) -> Any:
         if self._armed:
             try:
-                self._before(tuner)
+                if not (self._has_files and reads_files(tuner)):
+                    self._before(tuner)
             except Exception as error:  # noqa: BLE001
                 self._armed = False
                 with contextlib.suppress(Exception):
                     self._fail(error)
+                with contextlib.suppress(Exception):
+                    self._disarm()
         return inner(tuner, *arguments, **options)
 
-    def _before(self, tuner: Any) -> None:
-        from .autotuner.live import is_capturing
+    def _around_save(self, inner: Callable[..., Any], tuner: Any, /, *arguments: Any, **options: Any) -> Any:
+        """``save_configs``: what others have saved in that file comes before ours too."""
+        layer = self._layer
+        try:
+            path = arguments[0] if arguments else options.get("path")
+            if layer is not None and path is not None:
+                layer.saving(own_entries(path))
+        except Exception as error:  # noqa: BLE001
+            with contextlib.suppress(Exception):
+                self._fail(error)
+        try:
+            return inner(tuner, *arguments, **options)
+        finally:
+            if layer is not None:
+                with contextlib.suppress(Exception):
+                    layer.saving({})
 
+    def _before(self, tuner: Any) -> None:
         assert self._live is not None
         if is_capturing() or self._live.is_locked_here(tuner) or not self._is_asked(tuner):
             return
         here = threading.get_ident()
         with self._mutex:
             work = self._work
+            mine = work is None
             if work is None:
                 work = self._work = _Work(Deadline(self.options.deadline), here, threading.Event())
-                asked, mine = self._asked, True
-            else:
-                mine = False
         if not mine:
             if work.thread != here:
                 work.done.wait(work.deadline.remaining())
@@ -175,84 +199,125 @@ class Hook:
         try:
             self._find(tuner, work.deadline)
         finally:
-            with contextlib.suppress(Exception):
-                self._disarm(asked)
             with self._mutex:
                 self._work = None
             work.done.set()
 
     def _is_asked(self, tuner: Any) -> bool:
         """Whether there is something to find for a lookup of this thread. Another one may wait for another store."""
-        from .autotuner.config_layer import reads_files
-
         assert self._live is not None
         if reads_files(tuner):
             return not self._has_files
         store = self._live.name_of_store(tuner)
-        return (store is None and not self._attached) or (store is not None and store not in self._stores)
+        return store not in self._stores if store is not None else self._layer is None
 
-    def _disarm(self, asked: int) -> None:
+    def _disarm(self) -> None:
+        """The function is FlashInfer's own again, unless a store was attached that nobody has asked yet."""
         assert self._live is not None
-        if self._asked == asked and not self._attached:  # else somebody attached a store that was not asked yet
-            self._armed = False
-            self._live.choose_one.remove(self._around)
+        with self._mutex:
+            if not self._attached:
+                self._armed = False
+                self._live.choose_one.remove(self._around)
 
     def _find(self, tuner: Any, deadline: Deadline) -> None:
-        from .autotuner.config_layer import reads_files
-
+        """Do what a lookup of this thread asks for. An interrupt leaves it undone: then the next lookup does it."""
         assert self._live is not None
         if not self.options.observe and (self._layer is None or self._tuner is not tuner):
-            self._layer = self._live.put_layer(tuner, fail=self._fail, want=self._want_files, attached=self._want_store)
-            self._tuner = tuner
-        if reads_files(tuner):
-            if not self._has_files:
-                self._serve_files(tuner, deadline)
-        elif (name := self._live.name_of_store(tuner)) is not None and name not in self._stores:
-            try:
-                self._seed(tuner, self._live.store_in_use(tuner), deadline)
-            finally:
-                self._stores.add(name)
-                self._attached.discard(name)
-
-    def _serve_files(self, tuner: Any, deadline: Deadline) -> None:
-        from .autotuner import collect_metadata
-        from .autotuner.served_entry import served_entries
-
-        assert self._live is not None
-        entries = {}
+            layer = self._live.put_layer(
+                tuner, deadline, fail=self._fail, want=self._want_files, attached=self._want_store
+            )
+            if layer is None:
+                return  # whoever has the lock may wait for this thread
+            self._layer, self._tuner = layer, tuner
+            self._live.save_configs.add(self._around_save)
+        name = self._live.name_of_store(tuner)
         try:
-            environment = collect_metadata()
-            started = time.perf_counter()
-            found = self._selection(environment, DEFAULT_POLICY, deadline)
-            if not self.options.observe:
-                entries = served_entries(found.selection, found.data, self._unusable(tuner, found.selection))
-            self._found(found, started)
+            if reads_files(tuner):
+                if not self._has_files:
+                    self._serve_files(tuner, deadline)
+            elif name is not None and name not in self._stores:
+                self._seed(tuner, self._live.store_in_use(tuner), deadline)
+        except Exception:
+            self._done(tuner, name)
+            raise
+        else:
+            self._done(tuner, name)
         finally:
+            if self._stopped and self._layer is not None:
+                self._live.remove_layer(tuner, self._layer)
+
+    def _done(self, tuner: Any, name: str | None) -> None:
+        if reads_files(tuner):
             self._has_files = True
             if self._layer is not None:
-                self._layer.fill(entries)
+                self._layer.fill(self._layer.ours)
+        elif name is not None:
+            self._stores.add(name)
+            self._attached.discard(name)
+        self._disarm()
+
+    def _serve_files(self, tuner: Any, deadline: Deadline) -> None:
+        environment = collect_metadata()
+        started = time.perf_counter()
+        found = self._selection(environment, DEFAULT_POLICY, deadline, tuner)
+        self._fill(tuner, found)
+        self._found(found, started)
+
+    def _fill(self, tuner: Any, found: InUse) -> None:
+        if self._layer is not None:
+            unusable = self._unusable(tuner, found.selection)
+            self._layer.fill(served_entries(found.selection, found.data, unusable))
+        self._has_files = True
 
     def _seed(self, tuner: Any, store: StoreInUse, deadline: Deadline) -> None:
-        from .managed_store import environment_folder
-        from .materialisation import store_entries
-        from .seeding import mark_of, seed_store
-
         assert self._live is not None
         started = time.perf_counter()
-        found = self._selection(store.environment, store.policy, deadline)
+        found = self._selection(store.environment, store.policy, deadline, tuner)
         if self.options.observe:
             self._found(found, started)
             return
         folder = environment_folder(store.root, store.environment, store.policy)
         if folder.name != store.env_hash:
             raise FormatError(f"FlashInfer names the store's folder {store.env_hash}, not {folder.name}", "")
-        entries = store_entries(found.selection, found.data)
-        unusable = self._unusable(tuner, found.selection)
-        if unusable is not None:
-            refused = {e.key.shape for e in entries if unusable(mark_of(e), e.key.custom_op, e.runner, e.tactic)}
-            entries = tuple(entry for entry in entries if entry.key.shape not in refused)
-        seed_store(store.root, store.environment, store.policy, entries)
+        entries = self._entries_for(tuner, store, found)
+        self._seed_everywhere(store, entries, deadline)
+        self._live.look_again(tuner, (entry.key.text for entry in entries), deadline)
         self._found(InUse(found.selection, found.data, found.environment, folder), started)
+        if not self._has_files and store.policy == DEFAULT_POLICY:  # the same selection, for contexts without a store
+            self._fill(tuner, found)
+
+    def _entries_for(self, tuner: Any, store: StoreInUse, found: InUse) -> tuple[Entry, ...]:
+        assert self._live is not None
+        entries = store_entries(found.selection, found.data, only_raced=not self._live.replaces_rivals)
+        unusable = self._unusable(tuner, found.selection)
+        if unusable is None:
+            return entries
+        refused = {e.key.shape for e in entries if unusable(mark_of(e), e.key.custom_op, e.runner, e.tactic)}
+        return tuple(entry for entry in entries if entry.key.shape not in refused)
+
+    def _seed_everywhere(self, store: StoreInUse, entries: Sequence[Entry], deadline: Deadline) -> None:
+        """Seed a store; with a group, on all of its ranks or on none."""
+        if self.options.group is None:
+            seed_store(store.root, store.environment, store.policy, entries, deadline)
+            return
+        seeded: Seeded | None = None
+        failed: FiTuneCacheError | None = None
+        try:
+            seeded = seed_store(store.root, store.environment, store.policy, entries, deadline)
+        except FiTuneCacheError as error:
+            failed = error
+
+        def say() -> bytes:
+            if failed is not None:
+                raise failed
+            return b"seeded"
+
+        ranks = Ranks.of(self.options.group)
+        agreed = ranks.agree(f"seeded under policy {store.policy}", deadline, say, lambda _: (say(), None)[1])
+        if not agreed.install:
+            if seeded is not None:
+                withdraw(seeded)
+            raise RegistryError(f"no rank's store is seeded: {agreed.reason}", "")
 
     def _unusable(self, tuner: Any, selection: Selection) -> Unusable | None:
         """Tells which entries may not be used in this process; None where that is none.
@@ -260,9 +325,6 @@ class Hook:
         Those on FlashInfer's blocklist, and positions in the list of another cuBLASLt than this process has mapped
         (the environment names the one that a loader finds first).
         """
-        from .mapped_library import mapped_cublas
-        from .runner_families import family_of
-
         assert self._live is not None
         blocked = self._live.blocked(tuner)
         mapped = mapped_cublas() if any(bundle.mapped_cublas for bundle in selection.bundles) else None
@@ -285,19 +347,26 @@ class Hook:
 
         return unusable
 
-    def _selection(self, environment: Environment, policy: MeasurementPolicy, deadline: Deadline) -> InUse:
-        from .ranks import Ranks, many_ranks
-
+    def _selection(self, environment: Environment, policy: MeasurementPolicy, deadline: Deadline, tuner: Any) -> InUse:
         options = self.options
         request = Request(environment=environment, registries=options.registries, level=options.level, policy=policy)
         if options.group is not None:
-            ranks = Ranks.of(options.group)
-            agreed = ranks.agree(
-                f"entries timed under policy {policy}",
-                deadline,
-                lambda: self._bytes(request, Deadline(max(deadline.remaining(), _SOON) * _LEADERS_SHARE)),
-                lambda data: _check(request, data),
-            )
+
+            def accept(data: bytes) -> None:
+                """Whatever can differ between ranks is looked at before they agree."""
+                selection = read_selection(data)
+                if selection.id != request.selection_id:
+                    raise FormatError("rank 0's selection is for another environment, registry or match level", "")
+                served_entries(selection, data)
+                if self._unusable(tuner, selection) is not None:
+                    raise FormatError("a blocklist or another cuBLASLt forbids some of the entries", "")
+
+            def make() -> bytes:
+                data = self._bytes(request, Deadline(max(deadline.remaining(), _SOON) * _LEADERS_SHARE))
+                accept(data)
+                return data
+
+            agreed = Ranks.of(options.group).agree(f"entries timed under policy {policy}", deadline, make, accept)
             if not agreed.install or agreed.data is None:
                 raise RegistryError(f"nothing is installed on any rank: {agreed.reason}", "")
             data = agreed.data
@@ -315,8 +384,6 @@ class Hook:
             self._warn(notice)
         if held is not None:
             return held.data
-        from .download import download
-
         made = download(request, cache.root, deadline, offline=self.options.offline)
         for notice in made.notices:
             self._warn(notice)
@@ -331,7 +398,7 @@ class Hook:
             count_entries(selection.entries),
             selection.gpu,
             selection.level,
-            names,
+            without_tokens(names),
             (time.perf_counter() - started) * 1000,
             " (observed only)" if self.options.observe else "" if found.store is None else f", in {found.store}",
         )
@@ -346,12 +413,7 @@ class Hook:
         self._warn(f"{said}; FlashInfer goes on without it, `fi-tunecache resolve{registries}` tells more")
 
     def _warn(self, line: str) -> None:
+        line = without_tokens(line)
         if line not in self._said:
             self._said.add(line)
             logger.warning("fi-tunecache: %s", line)
-
-
-def _check(request: Request, data: bytes) -> None:
-    """Raises FormatError where another rank's selection was not made for what this one asks for."""
-    if read_selection(data).id != request.selection_id:
-        raise FormatError("rank 0's selection was made for another environment, registry or match level", "")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -21,18 +23,17 @@ _waiting: dict[str, list[_Action]] = {}
 def after_import(name: str, action: _Action) -> None:
     """Call ``action`` with the module of that name once it is imported: now, if it is.
 
-    It runs in the thread that imports, and must not raise. It is called once.
+    It runs in the thread that imports, and must not raise. It is called once. Where another thread is just importing
+    the module, this waits for that.
     """
     with _lock:
         module = sys.modules.get(name)
-        ready = module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
-        if not ready:
+        if module is None:
             _waiting.setdefault(name, []).append(action)
             if _finder not in sys.meta_path:
                 sys.meta_path.insert(0, _finder)
-    if ready:
-        assert module is not None
-        action(module)
+    if module is not None:
+        action(importlib.import_module(name))
 
 
 def forget(action: _Action) -> None:
@@ -42,8 +43,20 @@ def forget(action: _Action) -> None:
             _waiting[name] = [other for other in actions if other != action]
             if not _waiting[name]:
                 del _waiting[name]
-        if not _waiting and _finder in sys.meta_path:
-            sys.meta_path.remove(_finder)
+        _leave()
+
+
+def _leave() -> None:
+    if not _waiting and _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -76,6 +89,7 @@ class _Loader(importlib.abc.Loader):
         self._loader.exec_module(module)
         with _lock:
             actions = _waiting.pop(module.__name__, [])
+            _leave()
         for action in actions:
             action(module)
 

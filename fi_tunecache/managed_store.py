@@ -21,6 +21,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from .deadline import Deadline
 from .entry import Entry
 from .environment import Environment
 from .errors import CacheError, FormatError, UsageError
@@ -276,6 +277,7 @@ def write_entries(
     entries: Iterable[Entry],
     records: Iterable[ProtocolRecord] = (),
     mark: str | None = None,
+    deadline: Deadline | None = None,
 ) -> WriteReport:
     """Add entries to a store, where FlashInfer in that environment and policy will find them.
 
@@ -296,6 +298,8 @@ def write_entries(
         A ``selection`` is not kept, except a mark of ours in it: a managed store has no place for it.
     mark
         Written into every file in the place of any mark it has: the name of the bundle it comes from.
+    deadline
+        When to stop; what is written then stays.
 
     Raises
     ------
@@ -305,7 +309,7 @@ def write_entries(
         An entry that could not be read back, for its size or because JSON has no form for a tactic or
         value; nothing is written then.
     CacheError
-        The disk refuses. Entries that are written already stay; no temporary file does.
+        The disk refuses, or the deadline is over. Entries that are written already stay; no temporary file does.
     """
     manifest = _manifest(environment, policy)
     folder = environment_folder(root, environment, policy)
@@ -317,7 +321,16 @@ def write_entries(
     try:
         (folder / "entries").mkdir(parents=True, exist_ok=True)
         create_files({folder / _MANIFEST: json_bytes(manifest)})
-        written = sum(len(files) for files in groups if create_files(files))
+        written = 0
+        for files in groups:
+            if deadline is not None and not deadline.remaining():
+                raise CacheError(
+                    f"{folder} is too slow: {written:,} of {sum(map(len, groups)):,} entries are written in time",
+                    "write them before the start, with `fi-tunecache pull --to flashinfer`",
+                )
+            written += len(files) if create_files(files) else 0
+    except CacheError:
+        raise
     except OSError as error:
         raise CacheError(
             f"{error.filename or folder} can't be written: {error.strerror}",

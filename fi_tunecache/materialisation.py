@@ -95,18 +95,21 @@ def _marked(entry: Entry, bundle_id: str) -> Entry:
     return msgspec.structs.replace(entry, selection={**(entry.selection or {}), MARK: bundle_id})
 
 
-def store_entries(selection: Selection, data: bytes) -> tuple[Entry, ...]:
+def store_entries(selection: Selection, data: bytes, *, only_raced: bool) -> tuple[Entry, ...]:
     """The entries of a selection file for a managed store, each marked with its bundle; ``data`` are the file's bytes.
 
     An entry that FlashInfer's default did not race has no policy there: such a one is served in replay, and timed
     again where FlashInfer tunes, which it does in a store's context with the default among the candidates
-    (``flashinfer/autotuner/autotuner.py``, 0.7.2 to 0.7.4: ``require_profiling_policy``).
+    (``flashinfer/autotuner/autotuner.py``, 0.7.2 to 0.7.4: ``require_profiling_policy``). FlashInfer before 0.7.4 then
+    leaves it beside the winner, and may serve it in its place: for those, ``only_raced`` leaves such entries out.
     """
     raced = {bundle.bundle_id: bundle.default_raced is True for bundle in selection.bundles}
     only = selection.bundles[0].bundle_id
     found = []
     for entry in read_cache_file(data, source="selection", limits=_LIMITS).entries:
         bundle = (entry.selection or {}).get(MARK) or selection.marks.get(entry.key.text, only)
+        if only_raced and not raced[bundle]:
+            continue
         policy = entry.policy if raced[bundle] else None
         found.append(msgspec.structs.replace(entry, policy=policy, selection={**(entry.selection or {}), MARK: bundle}))
     return tuple(found)

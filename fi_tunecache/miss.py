@@ -18,6 +18,7 @@ class Miss(Enum):
     RANKED = "op tunes by rank_tactics, which ignores saved entries"
     OTHER_TABLES = "a managed store or a measurement policy is in use, which has its own entries"
     NOT_RACED = "the default did not race for the entry, and this context would race it"
+    LEFT_OUT = "the default did not race for the entry, so it was not put into the managed store"
     POLICY = "the policy differs"
     RUNNER = "the runner differs"
     EXTRAS = "the extras differ"

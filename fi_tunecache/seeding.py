@@ -17,15 +17,30 @@ from typing import Any
 from msgspec import Struct
 
 from .bundle import MARK
+from .deadline import Deadline
 from .entry import Entry
 from .environment import Environment
 from .errors import CacheError
+from .managed_entry import entry_file_name
 from .managed_files import finish_what_was_left, is_marked, remove_file
 from .managed_store import environment_folder, environment_folders, read_folder, write_entries
 from .measurement_policy import MeasurementPolicy
 from .wording import plural
 
-__all__ = ["Cleared", "Plan", "Seeded", "clear_store", "mark_of", "plan_seeding", "seed_store"]
+__all__ = [
+    "Cleared",
+    "Plan",
+    "Seeded",
+    "clear_store",
+    "mark_of",
+    "plan_seeding",
+    "replaces_rivals",
+    "seed_store",
+    "withdraw",
+]
+
+_REPLACES_RIVALS = "0.7.4"
+"""The first that takes other runners' entries out of a store when it tunes (``ManagedAutotuneCache.discard``)."""
 
 _PERMISSIONS = "check its permissions, or name another folder"
 
@@ -47,6 +62,7 @@ class Plan(Struct, frozen=True):
 class Seeded(Struct, frozen=True):
     """What :func:`seed_store` did in the folder ``path``.
 
+    ``entries`` are those that were seeded now, or by somebody else in this moment;
     ``seeded``, ``kept`` and ``skipped`` add up to the selection's entries; they and ``outdated`` are as
     in a :class:`Plan`. ``problems`` are lines, one for each file there that FlashInfer would not serve.
     """
@@ -57,6 +73,7 @@ class Seeded(Struct, frozen=True):
     skipped: int
     outdated: int
     problems: tuple[str, ...]
+    entries: tuple[Entry, ...] = ()
 
 
 class Cleared(Struct, frozen=True):
@@ -70,6 +87,16 @@ class Cleared(Struct, frozen=True):
     found: bool
     removed: tuple[tuple[Path, int], ...] = ()
     problems: tuple[str, ...] = ()
+
+
+def replaces_rivals(flashinfer_version: str) -> bool:
+    """Whether that FlashInfer, when it tunes again what a store has, drops the entries of the runners that lost.
+
+    Elsewhere an entry that is to be tuned again must not be seeded: it could be served in the place of the winner.
+    """
+    from packaging.version import Version
+
+    return Version(flashinfer_version) >= Version(_REPLACES_RIVALS)
 
 
 def plan_seeding(entries: Iterable[Entry], present: Iterable[Entry]) -> Plan:
@@ -116,7 +143,13 @@ def _answer(entry: Entry) -> tuple[object, ...]:
     return entry.runner, entry.tactic, entry.policy
 
 
-def seed_store(root: Path, environment: Environment, policy: MeasurementPolicy, entries: Iterable[Entry]) -> Seeded:
+def seed_store(
+    root: Path,
+    environment: Environment,
+    policy: MeasurementPolicy,
+    entries: Iterable[Entry],
+    deadline: Deadline | None = None,
+) -> Seeded:
     """Put a selection's entries where FlashInfer in that environment and policy will find them.
 
     Never replaces anything, and writes nothing where all is there. What FlashInfer publishes in this
@@ -130,6 +163,8 @@ def seed_store(root: Path, environment: Environment, policy: MeasurementPolicy, 
         All facts must be determined, the fingerprint whole.
     entries
         Each marked with its bundle.
+    deadline
+        When to stop; what is seeded then stays.
 
     Raises
     ------
@@ -138,7 +173,7 @@ def seed_store(root: Path, environment: Environment, policy: MeasurementPolicy, 
     FormatError
         An entry that a managed store has no form for; nothing is written then.
     CacheError
-        The disk refuses, or a link leads out of the store. What was seeded before stays.
+        The disk refuses, a link leads out of the store, or the deadline is over. What was seeded before stays.
     """
     folder = environment_folder(root, environment, policy)
     if _leads_out(folder / "entries", root):
@@ -150,16 +185,29 @@ def seed_store(root: Path, environment: Environment, policy: MeasurementPolicy, 
         _finish(folder)
     entries, seeded = tuple(entries), 0
     before: tuple[Entry, ...] = ()
+    tried: dict[str, Entry] = {}
     while True:
         present = read_folder(folder)
         plan = plan_seeding(entries, present.entries)
         skipped = max(plan.skipped - seeded, 0)
-        written = write_entries(root, environment, policy, plan.missing).written if plan.missing else 0
+        tried.update((entry.key.text, entry) for entry in plan.missing)
+        written = (
+            write_entries(root, environment, policy, plan.missing, deadline=deadline).written if plan.missing else 0
+        )
         seeded += written
         if written == len(plan.missing) or plan.missing == before:
             kept = plan.kept + len(plan.missing) - written
-            return Seeded(folder, seeded, kept, skipped, plan.outdated, present.problems)
+            return Seeded(folder, seeded, kept, skipped, plan.outdated, present.problems, tuple(tried.values()))
         before = plan.missing  # somebody was faster, or what has the name is no entry: look again
+
+
+def withdraw(seeded: Seeded) -> None:
+    """Remove the entries that were seeded, as far as they still bear our mark. Raises CacheError."""
+    try:
+        for entry in seeded.entries:
+            remove_file(seeded.path / "entries" / entry_file_name(entry.key.text), is_marked)
+    except OSError as error:
+        raise CacheError(f"{error.filename} can't be removed ({error.strerror})", _PERMISSIONS) from error
 
 
 def clear_store(root: Path) -> Cleared:

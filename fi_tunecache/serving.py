@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .deadline import Deadline
 from .errors import UsageError
@@ -25,11 +25,13 @@ __all__ = ["FIRST_LOOKUP_DEADLINE", "current", "disable", "enable"]
 FIRST_LOOKUP_DEADLINE = 10.0
 """Seconds that a program's first lookup may take longer on our account."""
 
+Registries: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None"
+
 logger = logging.getLogger("fi_tunecache")
 
 
 def enable(
-    registry: str | Sequence[str] | None = None,
+    registry: Registries = None,
     match: str | None = None,
     deadline: float = FIRST_LOOKUP_DEADLINE,
     offline: bool | None = None,
@@ -78,10 +80,12 @@ def enable(
 
 
 def _options(
-    registry: str | Sequence[str] | None, match: str | None, deadline: float, offline: bool | None, group: Any
+    registry: Registries, match: str | None, deadline: float, offline: bool | None, group: Any
 ) -> Options | None:
     Deadline(deadline)
-    named = (registry,) if isinstance(registry, str) else tuple(registry or ())
+    if isinstance(registry, (str, os.PathLike)):
+        registry = (os.fspath(registry),)
+    named = tuple(os.fspath(name) for name in registry or ())
     level = None if match is None else MatchLevel.parse(match)
     try:
         mode = ServingMode.of(os.environ)
@@ -106,9 +110,9 @@ def disable() -> None:
     global _hook
     with _lock:
         hook, _hook = _hook, None
-    if hook is not None:
-        hook.stop()
-    _end_observation()
+        if hook is not None:
+            hook.stop()
+        _end_observation()
 
 
 def current() -> Hook | None:
@@ -116,7 +120,7 @@ def current() -> Hook | None:
     return _hook
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # an import that is waited for here may run in this thread
 _hook: Hook | None = None
 _observed: Lookups | None = None
 
@@ -124,15 +128,14 @@ _observed: Lookups | None = None
 def _start(options: Options) -> None:
     global _hook
     with _lock:
-        if _hook is not None and _hook.options == options:
-            return
-        old, _hook = _hook, Hook(options)
-        hook = _hook
-    if old is not None:
-        old.stop()
-    after_import("flashinfer.autotuner", hook.attach)
-    if options.observe:
-        _observe()
+        if _hook is not None:
+            if _hook.options == options:
+                return
+            _hook.stop()
+        _hook = Hook(options)
+        after_import("flashinfer.autotuner", _hook.attach)
+        if options.observe:
+            _observe()
 
 
 def _observe() -> None:
@@ -161,7 +164,7 @@ def _end_observation() -> None:
 
 def _after_fork() -> None:
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     if _hook is not None:
         _hook.after_fork()
 

@@ -27,6 +27,9 @@ __all__ = ["LOCK_TIMEOUT", "CachedFile", "UserCache"]
 LOCK_TIMEOUT = 10.0
 """Seconds to wait for another process's work before doing it ourselves."""
 
+MAX_CACHED_BYTES = 512 * 1024 * 1024
+"""More than any selection: 100,000 entries are 25 MB."""
+
 _KINDS = {
     "bundles": re.compile(r"[0-9a-f]{64}\.json(\.corrupt)?"),
     "selections": re.compile(r"[0-9a-f]{32}(\.resolution)?\.json(\.corrupt)?"),
@@ -110,11 +113,21 @@ class UserCache:
         return self.root / "hub-cache"
 
     def read(self, path: Path) -> bytes | None:
-        """The bytes of a cached file; None if it is not there. Raises CacheError if it can't be read."""
+        """The bytes of a cached file; None if it is not there.
+
+        Raises CacheError if it can't be read, is larger than anything that is cached, or no regular file (a pipe
+        would make whoever reads it wait).
+        """
         try:
-            return path.read_bytes()
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+                status = os.fstat(stream.fileno())
+                if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_CACHED_BYTES:
+                    raise CacheError(f"{path} is no file of ours", "remove it, or set FI_TUNECACHE_DIR")
+                return stream.read()
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except CacheError:
+            raise
         except OSError as error:
             raise CacheError(f"{path} can't be read ({error.strerror})", "fix it or set FI_TUNECACHE_DIR") from error
 

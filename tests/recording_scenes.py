@@ -569,15 +569,24 @@ def a_store_that_is_seeded() -> Any:
         with autotune_v2("replay", cache_root="store"):
             ask(1)
             ask(1)
-            ask(1, op="unraced")
             ask(1, op="blocked")
             ask(1, op="dropped")
             ask(4)
         with autotune_v2(cache_root="store"):
-            ask(1, op="unraced", config=TuningConfig())
             ask(1, op="mine", config=TuningConfig())
-        ask(1, op="unraced")
         ask(1, op="mine")
+    return found
+
+
+@scene
+def what_has_not_raced_and_a_store() -> Any:
+    enable()
+    with recorded() as found:
+        with autotune_v2("replay", cache_root="store"):
+            ask(1, op="unraced")
+        with autotune_v2(cache_root="store"):
+            ask(1, op="unraced", config=TuningConfig())
+        ask(1, op="unraced")
     return found
 
 

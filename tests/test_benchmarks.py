@@ -70,7 +70,9 @@ ROWS = {
 
 
 def rows_at(entries: str) -> dict[str, list[str]]:
-    return {title.format(entries=entries): [row.format(entries=entries) for row in rows] for title, rows in ROWS.items()}
+    return {
+        title.format(entries=entries): [row.format(entries=entries) for row in rows] for title, rows in ROWS.items()
+    }
 
 
 def names(report: dict[str, Any]) -> dict[str, list[str]]:

@@ -210,6 +210,30 @@ DISCARDED = [
     ("0.7.2", "a registry that was tuned over", "1 toy 2: registry First 70"),
 ]
 
+# Since 0.7.4 it replaces in a store, too, what it tunes again. So what has not raced the default is put there, is
+# served in replay, and gives way where the default races.
+IN_A_STORE = [
+    (
+        "0.7.4",
+        [
+            "1 race unraced 1: registry First 74",
+            "1 tune race unraced 1: tuned First 2 NOT_RACED",
+            "1 unraced 1: store First 2",
+        ],
+    ),
+    *(
+        (
+            version,
+            [
+                "1 race unraced 1: default First -1 LEFT_OUT",
+                "1 tune race unraced 1: tuned First 2 LEFT_OUT",
+                "1 unraced 1: store First 2",
+            ],
+        )
+        for version in ("0.7.2.post1", "0.7.2")
+    ),
+]
+
 WHY_DROPPED = "dropped at resolution: no recorded lookup tells the caller's order and times are missing"
 REGISTRY = {
     # Of its eight entries two were dropped.
@@ -241,19 +265,18 @@ REGISTRY = {
         "1 toy 1: registry First 70",
         "1 race toy 1: default First -1 OTHER_TABLES",
     ],
-    # What has not raced the default is served in replay, and then tuned: the seeded entry is replaced.
     "a store that is seeded": [
         "2 race toy 1: registry First 70",
-        "1 race unraced 1: registry First 74",
         "1 race blocked 1: default First -1 BLOCKED",
         f"1 race dropped 1: default First -1 {WHY_DROPPED}",
         "1 race toy 4: default First -1 SHAPE",
-        "1 tune race unraced 1: tuned First 2 NOT_RACED",
         "1 tune race mine 1: tuned First 2 OP",
-        "1 unraced 1: store First 2",
         "1 mine 1: store First 2",
     ],
-    "a store that is seeded too late": ["2 race toy 1: default First -1 LATE"],
+    "a store that is seeded too late": [
+        "1 race toy 1: default First -1 LATE",
+        "1 race toy 1: registry First 70",
+    ],
     "enabled and disabled": [
         "2 toy 1: default First -1 NOTHING",
         "1 toy 1: registry First 70",
@@ -343,6 +366,13 @@ def test_why_nobody_has(told: Callable[[str], Any], scene: str, expected: Any) -
 def test_what_is_discarded(played: Callable[[str], Answer], version: str, scene: str, last: str) -> None:
     result, log = played(version).result[scene]
     assert (result[-1], log) == (last, [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("version", "expected"), IN_A_STORE)
+def test_what_has_not_raced_in_a_store(played: Callable[[str], Answer], version: str, expected: list[str]) -> None:
+    result, log = played(version).result["what has not raced and a store"]
+    assert (result, log) == (expected, [])
 
 
 @pytest.mark.slow
@@ -538,7 +568,7 @@ def autotuner_with(**functions: Any) -> Any:
     def choose_one(self, custom_op, runners, tuning_config, inputs, **kwargs):  # type: ignore[no-untyped-def]
         raise AssertionError
 
-    names = dict.fromkeys([*OF_CLASS, "search_cache", "rank_tactics"])
+    names = dict.fromkeys([*OF_CLASS, "search_cache", "rank_tactics", "save_configs"])
     kind = type("AutoTuner", (), {**names, "choose_one": choose_one, **functions})
     return SimpleNamespace(AutoTuner=kind, _collect_metadata=dict)
 

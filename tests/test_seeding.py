@@ -147,7 +147,7 @@ def test_entries_without_a_policy_are_marked_too(tmp_path: Path) -> None:
     for hit in (False, True):
         pulled = pull(request, cache=UserCache(tmp_path / "cache"))
         assert pulled.hit == hit
-        seed(tmp_path / f"store {hit}", store_entries(pulled.selection, pulled.data))
+        seed(tmp_path / f"store {hit}", store_entries(pulled.selection, pulled.data, only_raced=False))
         assert {(m, mark) for _, m, _, mark in present(tmp_path / f"store {hit}")} == {
             (1, names[0]),
             (2, names[1]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import NO_HUB
+from command_line import NO_HUB, TOKENS
 from hub_registry import FILE, PORTAL, REGISTRY
 from hub_registry import publish as put
 from hub_server import Fault, HubServer
@@ -145,6 +146,39 @@ def test_a_damaged_selection_is_fetched_again(here: Machine, change: Callable[[b
     assert "was damaged" in line
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(os.mkfifo, id="a pipe, at which a reader would wait"),
+        pytest.param(lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 2**30), id="huge"),
+        pytest.param(os.mkdir, id="a directory"),
+    ],
+)
+def test_something_else_in_the_place_of_the_selection(here: Machine, make: Callable[[Path], None]) -> None:
+    here.run(TUNES)
+    (path,) = [path for path in (here.cache / "selections").iterdir() if "resolution" not in path.name]
+    path.unlink()
+    make(path)
+    answer = here.run(TUNES)
+    assert answer.result == [here.expected, True]
+    assert answer.seconds < DEADLINE
+    assert str(path) in answer.lines("WARNING")[0]
+
+
+@pytest.mark.parametrize("executable", [None, "", "/usr/bin/uwsgi", "/opt/app/server"])
+def test_a_program_that_is_no_python(here: Machine, executable: str | None) -> None:
+    """Embedded or frozen, ``sys.executable`` names the program itself: it must not be started a second time."""
+    alone = plain(here)
+    line = goes_on_as_without_us(here.run(f"import sys; sys.executable = {executable!r}\n{TUNES}"), alone)
+    assert "this program does not run in a Python that could start another" in line
+
+
+def test_no_token_of_a_registrys_name_is_told(here: Machine) -> None:
+    secret = TOKENS[0]
+    answer = here.run(TUNES, FI_TUNECACHE_REGISTRY=f"hf://datasets/{secret}/name")  # Machine.run looks for tokens
+    assert answer.lines("WARNING") != []
+
+
 def test_a_damaged_selection_and_no_hub(here: Machine) -> None:
     alone = plain(here)
     here.run(TUNES)
@@ -236,6 +270,9 @@ result = sorted(called)
 """
 PLANTED = """
 import importlib
+import sys
+import fi_tunecache.hook
+import fi_tunecache.serving
 name, path = given["plant"]
 owner = importlib.import_module(name)
 *outer, last = path.split(".")
@@ -243,8 +280,12 @@ for part in outer:
     owner = getattr(owner, part)
 def planted(*_, **__):
     raise RuntimeError("planted")
-kind = type(vars(owner)[last])
+function = vars(owner)[last]
+kind = type(function)
 setattr(owner, last, kind(planted) if kind in (classmethod, staticmethod, property) else planted)
+for module in [module for module in sys.modules.values() if module.__name__.startswith("fi_tunecache.")]:
+    if vars(module).get(last) is function:  # as it was imported from there
+        setattr(module, last, planted)
 given = given["lookups"]
 {program}
 """

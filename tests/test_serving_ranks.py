@@ -140,6 +140,23 @@ def test_several_ranks_and_no_group(machine: Callable[..., Machine]) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("writable", [True, False], ids=["all can be written", "one can't"])
+def test_stores_are_seeded_on_all_ranks_or_on_none(
+    machine: Callable[..., Machine], version: str, writable: bool
+) -> None:
+    here = machine(version)
+    if not writable:
+        (here.folder / "store5").write_bytes(b"")
+    context = "autotune_v2('replay', cache_root=f'store{rank}')"
+    alone = here.run("result = [ask(lookup) for lookup in given]").result
+    expected = only(here, "fp8_gemm", here.expected if writable else alone)
+    for answer, *_, warnings in play(here, ENABLE, context):
+        assert only(here, "fp8_gemm", answer) == expected
+        assert (warnings == []) == writable
+    assert bool(list(here.folder.glob("store*/v2/*/entries/*.json"))) == writable
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_ranks_that_tune_together(machine: Callable[..., Machine], version: str) -> None:
     """What is covered is timed by no rank; the rest by all of them, in step, or a collective would be an error."""
     here = machine(version)

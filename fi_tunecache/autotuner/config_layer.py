@@ -11,7 +11,7 @@ Everything here runs inside FlashInfer's lookups, under its lock: no I/O, no loc
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from .served_entry import ServedEntry, shape_of
@@ -67,7 +67,19 @@ class ConfigLayer(dict[str, Any]):
         Called whenever an entry was asked for that a selection could have, until there is one.
     """
 
-    __slots__ = ("_chosen", "_fail", "_invalidated", "_own", "_policies", "_promoted", "_tuner", "_want", "ours")
+    __slots__ = (
+        "_chosen",
+        "_fail",
+        "_invalidated",
+        "_on_disk",
+        "_own",
+        "_policies",
+        "_promoted",
+        "_shapes",
+        "_tuner",
+        "_want",
+        "ours",
+    )
 
     def __init__(
         self, tuner: Any, tables: Tables, *, fail: Callable[[Exception], None], want: Callable[[], None]
@@ -80,6 +92,8 @@ class ConfigLayer(dict[str, Any]):
         self._policies = PolicyLayer(policies, self)
         self._promoted: set[str] = set()
         self._own: _Rivals | None = None
+        self._on_disk: Mapping[str, str] = {}
+        self._shapes: dict[str, tuple[str, str] | None] = {}
         self._fail = fail
         self._want: Callable[[], None] | None = want
 
@@ -95,7 +109,7 @@ class ConfigLayer(dict[str, Any]):
 
     def plain(self) -> Tables:
         """Tables as FlashInfer makes them itself: with the program's own entries, and what was served of ours."""
-        return dict(self), dict(self._policies), self._chosen
+        return self._saved(), dict(self._policies), self._chosen
 
     def is_promoted(self, key: str) -> bool:
         """Whether an entry of ours was served, and lies among the program's own since."""
@@ -134,9 +148,15 @@ class ConfigLayer(dict[str, Any]):
     def get(self, key: str, default: Any = None) -> Any:
         return self[key] if key in self else default  # noqa: SIM401 - that is what it is made of
 
+    def __iter__(self) -> Iterator[str]:
+        """The program's own alone: at every miss FlashInfer looks through them for other shapes of the op."""
+        if not self._promoted:
+            return super().__iter__()
+        return iter([] if len(self) == len(self._promoted) else [key for key in self.keys() if self._is_own(key)])
+
     def items(self) -> Any:
-        """What FlashInfer saves. Left out is one of ours beside which the program has tuned a winner since, under
-        another runner: in the file it could come before that one."""
+        """What FlashInfer saves. Left out is one of ours beside which there is a result of the program's, under another
+        runner: in the file it could come before that one."""
         if not self._promoted:
             return super().items()
         try:
@@ -145,20 +165,37 @@ class ConfigLayer(dict[str, Any]):
             _give_up(self, error)
             return super().items()
 
+    def saving(self, on_disk: Mapping[str, str]) -> None:
+        """Leave out, too, what is in the way of results in the file that is being saved to: runners, by key."""
+        self._on_disk = on_disk
+
     def __setitem__(self, key: str, value: Any) -> None:
         _set(self, key, value)
         self._promoted.discard(key)
         self._own = None
 
     def pop(self, key: str, *default: Any) -> Any:
+        if _has(self, key) and key not in self._promoted:
+            self._own = None
         self._promoted.discard(key)
-        self._own = None
         return super().pop(key, *default)
 
     def clear(self) -> None:
         self._promoted.clear()
         self._own = None
         super().clear()
+
+    def __reduce__(self) -> Any:
+        """A copy is a plain dict with the program's own entries and those that were served."""
+        return dict, (self._saved(),)
+
+    def _is_own(self, key: str) -> bool:
+        return key not in self._promoted
+
+    def _shape(self, key: str) -> tuple[str, str] | None:
+        if key not in self._shapes:
+            self._shapes[key] = shape_of(key)
+        return self._shapes[key]
 
     def _serves(self, key: str, entry: ServedEntry) -> bool:
         tuner = self._tuner
@@ -169,12 +206,12 @@ class ConfigLayer(dict[str, Any]):
         if key in self._invalidated:
             return False
         if len(self) > len(self._promoted):
-            return not self._own_rivals().get(shape_of(key), _NOBODY) - {entry.runner}
+            return not self._own_rivals().get(self._shape(key), _NOBODY) - {entry.runner}
         return True
 
     def _own_rivals(self) -> _Rivals:
         if self._own is None:
-            own = ((key, value) for key, value in super().items() if key not in self._promoted)
+            own = ((key, value) for key, value in super().items() if self._is_own(key))
             self._own = _rivals((shape_of(key), value[0]) for key, value in own)
         return self._own
 
@@ -193,11 +230,15 @@ class ConfigLayer(dict[str, Any]):
     def _saved(self) -> dict[str, Any]:
         winners = self._tuner.profiling_cache
         tuned = _rivals(((key.custom_op, str(key.nearest_profile)), key.runner_class_name) for key in winners)
-        return {
-            key: value
-            for key, value in super().items()
-            if key not in self._promoted or not tuned.get(shape_of(key), _NOBODY) - {value[0]}
-        }
+        own = self._own_rivals()
+        there = _rivals((shape_of(key), runner) for key, runner in self._on_disk.items())
+
+        def is_behind(key: str, runner: str) -> bool:
+            shape = self._shape(key)
+            rivals = any(results.get(shape, _NOBODY) - {runner} for results in (tuned, own, there))
+            return rivals or key in self._on_disk
+
+        return {key: value for key, value in super().items() if self._is_own(key) or not is_behind(key, value[0])}
 
     def _ask(self) -> None:
         if self._want is not None and reads_files(self._tuner):
@@ -224,8 +265,11 @@ class PolicyLayer(dict[str, Any]):
         super().__init__(own)
         self._configs = configs
 
+    def __reduce__(self) -> Any:
+        return dict, (dict(super().items()),)
+
     def get(self, key: str, default: Any = None) -> Any:
-        if _has(self._configs, key):
+        if _has(self, key) or _has(self._configs, key):
             return _get(self, key, default)
         entry = self._configs.ours.get(key)
         return default if entry is None or entry.policy is None else entry.policy

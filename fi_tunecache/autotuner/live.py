@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from msgspec import Struct
 
+from ..deadline import Deadline
 from ..entry import Tactic
 from ..environment import Environment
 from ..errors import FormatError
@@ -51,15 +52,17 @@ class LiveAutotuner:
     def __init__(self, module: ModuleType) -> None:
         require(module, "AutoTuner", "_collect_metadata")
         kind = module.AutoTuner
-        require(kind, "choose_one", "search_cache", "_active_managed_store")
+        require(kind, "choose_one", "search_cache", "save_configs", "_active_managed_store")
         try:
             parameters = tuple(inspect.signature(kind.choose_one).parameters)
         except (TypeError, ValueError) as error:
             raise FormatError(f"AutoTuner.choose_one is no function: {brief(error)}", "update fi-tunecache") from error
         if parameters != _CHOOSE_ONE:
             raise FormatError(f"AutoTuner.choose_one takes {', '.join(parameters)}", "update fi-tunecache")
+        self._replaces_rivals = hasattr(kind, "_discard_profile_cache")
         self.choose_one = wrapping_of(kind, "choose_one")
         self.search_cache = wrapping_of(kind, "search_cache")
+        self.save_configs = wrapping_of(kind, "save_configs")
 
     def check(self, tuner: Any) -> None:
         """Raises FormatError where the instance is not one that we know, or somebody else has put tables into it."""
@@ -82,21 +85,28 @@ class LiveAutotuner:
     def put_layer(
         self,
         tuner: Any,
+        deadline: Deadline,
         *,
         fail: Callable[[Exception], None],
         want: Callable[[], None],
         attached: Callable[[str], None],
-    ) -> ConfigLayer:
-        """Put a layer for our entries behind the tuner's own.
+    ) -> ConfigLayer | None:
+        """Put a layer for our entries behind the tuner's own; None where its lock can't be had by the deadline.
 
-        ``attached`` is told the name (:meth:`name_of_store`) of each managed store that the tuner gets later.
+        ``attached`` is told the name (:meth:`name_of_store`) of each managed store that the tuner has or gets.
         """
         self.check(tuner)
-        with tuner._lock:
+        if not tuner._lock.acquire(timeout=deadline.remaining()):
+            return None
+        try:
             tables = (tuner._file_configs, tuner._file_config_policies, getattr(tuner, "_file_config_selections", None))
             layer = ConfigLayer(tuner, tables, fail=fail, want=want)
             stores = _WatchedStores(tuner._managed_stores, attached, fail)
             tuner._file_configs, tuner._file_config_policies, tuner._managed_stores = layer, layer.policies, stores
+        finally:
+            tuner._lock.release()
+        for store in list(stores.values()):
+            attached(_name(store))
         return layer
 
     def remove_layer(self, tuner: Any, layer: ConfigLayer) -> None:
@@ -104,8 +114,25 @@ class LiveAutotuner:
         with tuner._lock:
             if tuner._file_configs is layer:
                 tuner._file_configs, tuner._file_config_policies, _ = layer.plain()
+            elif tuner._file_config_policies is layer.policies:  # somebody has put another table of entries there
+                tuner._file_config_policies = dict(layer.policies)
             if isinstance(tuner._managed_stores, _WatchedStores):
                 tuner._managed_stores = dict(tuner._managed_stores)
+
+    def look_again(self, tuner: Any, keys: Iterable[str], deadline: Deadline) -> None:
+        """Have the store in use look again for keys that it may remember as missing."""
+        store = tuner._active_managed_store
+        missing = getattr(store, "_missing", None)
+        if isinstance(missing, set) and missing and tuner._lock.acquire(timeout=deadline.remaining()):
+            try:
+                missing.difference_update(keys)
+            finally:
+                tuner._lock.release()
+
+    @property
+    def replaces_rivals(self) -> bool:
+        """Whether a managed store drops the entries of other runners when FlashInfer tunes (0.7.4)."""
+        return self._replaces_rivals
 
     def name_of_store(self, tuner: Any) -> str | None:
         """The managed store that a lookup of this thread reads, by its environment's folder; None: it reads none."""

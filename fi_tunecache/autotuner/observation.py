@@ -45,6 +45,7 @@ OF_INSTANCE = (
     "_managed_cache",
     "_managed_decoded",
     "_profiling_cache_policies",
+    "_skip_ops_local",
     "_v2_local",
     "is_tuning_mode",
     "profiling_cache",

@@ -80,6 +80,7 @@ class Recorder:
 
     def __init__(self, module: ModuleType, fail: Callable[[Exception], None]) -> None:
         self._live = LiveAutotuner(module)
+        self.replaces_rivals = self._live.replaces_rivals
         kind = module.AutoTuner
         require(kind, *OF_CLASS, *_PARAMETERS)
         for name, wanted in _PARAMETERS.items():
@@ -232,7 +233,9 @@ class Recorder:
                     except Exception as error:  # noqa: BLE001
                         self._stop_for(error)
             try:
-                if answer[1] == DEFAULT_TACTIC and (call is None or not call.asked):
+                # _effective_skip_ops alone would cost half a microsecond.
+                is_default = answer[1] == DEFAULT_TACTIC and (call is None or not call.asked)
+                if is_default and getattr(tuner._skip_ops_local, "stack", None):
                     self._count_if_skipped(tuner, custom_op, runners, tuning_config, inputs)
             except Exception as error:  # noqa: BLE001
                 self._stop_for(error)

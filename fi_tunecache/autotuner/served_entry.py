@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
@@ -14,7 +16,7 @@ from ..entry import ProfilingPolicy, Tactic
 from ..errors import FormatError
 from ..selection import Selection
 
-__all__ = ["ServedEntry", "Unusable", "served_entries", "shape_of"]
+__all__ = ["ServedEntry", "Unusable", "own_entries", "served_entries", "shape_of"]
 
 _KEY = re.compile(r"\('([^']+)', '([^']+)', (\((?:\([-\d, ]*\)(?:, )?)*,?\)), ")
 """The op, the runner and the profile at the beginning of a key's text. A selection's keys were checked when
@@ -74,6 +76,22 @@ def served_entries(selection: Selection, data: bytes, unusable: Unusable | None 
     if len(entries) != selection.entries:
         raise FormatError(f"a selection of {selection.entries} entries holds {len(entries)}", "pull again")
     return {key: entry for key, entry in entries.items() if shape_of(key) not in refused} if refused else entries
+
+
+def own_entries(path: str | PathLike[str]) -> dict[str, str]:
+    """The runners of the entries in a v1 file that do not bear our mark, by key; none where it is no such file."""
+    try:
+        document = msgspec.json.decode(Path(path).read_bytes())
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return {}
+    if not isinstance(document, dict):
+        return {}
+    entries = {key: value for key, value in document.items() if key[:1] == "(" and isinstance(value, list) and value}
+    return {key: str(value[0]) for key, value in entries.items() if not _is_marked(value)}
+
+
+def _is_marked(value: list[Any]) -> bool:
+    return len(value) > 3 and isinstance(value[3], dict) and MARK in value[3]
 
 
 def _tactic(value: Any) -> Tactic:

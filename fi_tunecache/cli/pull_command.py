@@ -155,22 +155,24 @@ def command(
 
         data = stamped(pulled.selection, pulled.data, target.environment)
         write_atomic(Path(os.path.realpath(file)), data, advice=ANOTHER_FILE)
-    seeded = None
+    seeded, left_out = None, 0
     if root is not None:
         from ..materialisation import store_entries
-        from ..seeding import seed_store
+        from ..seeding import replaces_rivals, seed_store
 
-        entries = store_entries(pulled.selection, pulled.data)
+        only_raced = not replaces_rivals(pulled.selection.flashinfer_version)
+        entries = store_entries(pulled.selection, pulled.data, only_raced=only_raced)
+        left_out = pulled.selection.entries - len(entries)
         seeded = seed_store(root, target.environment, request.policy, entries)
     stored = None if pulled.not_stored else cache.selection_path(pulled.selection.id)
     milliseconds = (time.perf_counter() - started) * 1000
     reasons = _reasons(pulled, cache)
     if as_json:
-        print_json(_builtins(pulled, target, reasons, stored, file, seeded))
+        print_json(_builtins(pulled, target, reasons, stored, file, seeded, left_out))
     else:
         _print(pulled, target, reasons, stored, file, milliseconds)
         if seeded is not None:
-            _print_seeded(seeded, destination, target)
+            _print_seeded(seeded, left_out, destination, target)
     return 0
 
 
@@ -236,8 +238,13 @@ def _print(
         _print_where(target, "It loads")
 
 
-def _print_seeded(seeded: Seeded, destination: str, target: Target) -> None:
+def _print_seeded(seeded: Seeded, left_out: int, destination: str, target: Target) -> None:
     print_line(f"Seeded {count_entries(seeded.seeded)} into {seeded.path}, where flashinfer.autotune_v2 looks")
+    if left_out:
+        print_line(
+            f"  {left_out:,} left out: FlashInfer's default did not race for them, so it would tune them again, and "
+            f"{target.environment.flashinfer_version} could go on serving them in the place of what it finds"
+        )
     if seeded.kept:
         print_line(f"  {seeded.kept:,} kept: what FlashInfer has tuned itself for their op and shape stays")
     if seeded.skipped:
@@ -270,6 +277,7 @@ def _builtins(
     stored: Path | None,
     file: Path | None,
     seeded: Seeded | None,
+    left_out: int,
 ) -> dict[str, Any]:
     selection = pulled.selection
     return {
@@ -284,6 +292,7 @@ def _builtins(
             "kept": seeded.kept,
             "skipped": seeded.skipped,
             "outdated": seeded.outdated,
+            "left_out": left_out,
             "problems": list(seeded.problems),
         },
         "hit": pulled.hit,
