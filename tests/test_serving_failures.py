@@ -292,6 +292,7 @@ given = given["lookups"]
 GUARDS = {
     "enable",  # raises to its caller, who has called it
     "Hook._around",
+    "Hook._around_save",
     "Wrapping._dispatcher",
     "ConfigLayer.__bool__",
     "ConfigLayer.__contains__",
@@ -342,7 +343,8 @@ def test_a_fault_in_every_one_of_our_functions(
         for given, ours, own in zip(answer.result, expected, alone, strict=True):
             if given not in (ours, own):
                 faults[".".join(plant)] = (given, ours, own)
-        if answer.result != expected and not answer.lines("WARNING"):
+        says = plant[1] == "without_tokens"  # without which nothing is said
+        if answer.result != expected and not answer.lines("WARNING") and not says:
             faults[".".join(plant)] = "silent"
         if answer.seconds > DEADLINE + 1:
             faults[".".join(plant)] = answer.seconds
