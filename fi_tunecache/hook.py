@@ -100,12 +100,17 @@ class Hook:
         self._has_files = False
         self._stores: set[str] = set()
         self._attached: set[str] = set()
-        self._said: set[str] = set()
+        self._said: dict[str, None] = {}
 
     @property
     def layer(self) -> ConfigLayer | None:
         """Where our entries stand behind the program's own; None before the first lookup, and in ``observe``."""
         return self._layer
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What went wrong so far, a line each."""
+        return tuple(self._said)
 
     def attach(self, module: ModuleType) -> None:
         """Wait for the first lookup of an imported ``flashinfer.autotuner``. Raises nothing."""
@@ -371,7 +376,10 @@ class Hook:
                 raise RegistryError(f"nothing is installed on any rank: {agreed.reason}", "")
             data = agreed.data
         elif many_ranks():
-            raise UsageError("there are several ranks, and nothing is installed", "name them with enable(group=…)")
+            raise UsageError(
+                "there are several ranks, and nothing is installed",
+                "name them with enable(group=…), and initialise torch.distributed before the first lookup",
+            )
         else:
             data = self._bytes(request, deadline)
         return InUse(read_selection(data), data, environment)
@@ -415,5 +423,5 @@ class Hook:
     def _warn(self, line: str) -> None:
         line = without_tokens(line)
         if line not in self._said:
-            self._said.add(line)
+            self._said[line] = None
             logger.warning("fi-tunecache: %s", line)

@@ -10,9 +10,11 @@ from .match_level import MatchLevel
 from .measurement_policy import DEFAULT_POLICY, MeasurementPolicy
 from .need import Need, judge
 from .probe import probe_environment
+from .recorded_lookup import RecordedLookup, Served
 from .registry_tree import registry_names
 from .retrieval import cached
 from .selection import Request, Selection
+from .serving_mode import ServingMode
 from .user_cache import UserCache
 from .workload import Workload
 from .workload_record import RecordedSelection, find_record
@@ -21,7 +23,7 @@ __all__ = ["autotune_needed", "selection_now"]
 
 
 def autotune_needed(
-    workload: Workload | Mapping[str, str] | str,
+    workload: Workload | Mapping[str, str | int] | str,
     *,
     cache: UserCache | None = None,
     environment: Environment | None = None,
@@ -43,8 +45,8 @@ def autotune_needed(
     environment
         The facts of the machine; by default they are probed, see :func:`~fi_tunecache.probe.probe_environment`.
     registry, match, policy
-        By default those of the selection that was there when the workload was recorded; without one, registries
-        and match level as elsewhere: by ``FI_TUNECACHE_REGISTRY`` and ``FI_TUNECACHE_MATCH``.
+        By default, registries and match level by ``FI_TUNECACHE_REGISTRY`` and ``FI_TUNECACHE_MATCH``, as a start here
+        would have them; where these are not set, those of the selection that was there when the workload was recorded.
 
     Raises
     ------
@@ -58,6 +60,10 @@ def autotune_needed(
     if environment is None:
         environment = probe_environment("auto").environment
     recorded = None if record is None else record.selection
+    mode = ServingMode.of(os.environ)
+    if record is not None and mode is not ServingMode.ON and any(map(_is_ours, record.lookups)):
+        why = f"FI_TUNECACHE={mode.value}: entries of a registry answered when it was recorded, and are not served now"
+        return Need(needed=None, why=why)
     named = (registry,) if isinstance(registry, str) else tuple(registry or ())
     now = selection_now(recorded, environment, cache, registries=named, match=match, policy=policy)
     return judge(record, environment, now)
@@ -72,10 +78,10 @@ def selection_now(
     match: str | None = None,
     policy: MeasurementPolicy | None = None,
 ) -> Selection | None:
-    """The selection that the cache has now; what is not given is as in the recorded one."""
+    """The selection that the cache has now; what is neither given nor named by a variable is as in the recorded one."""
     if recorded is not None:
-        registries = registries or recorded.registries
-        match = match or recorded.level.value
+        registries = registries or (() if os.environ.get("FI_TUNECACHE_REGISTRY") else recorded.registries)
+        match = match or os.environ.get("FI_TUNECACHE_MATCH") or recorded.level.value
         policy = policy or MeasurementPolicy.from_fields(recorded.policy)
     request = Request(
         environment=environment,
@@ -85,3 +91,7 @@ def selection_now(
     )
     held = cached(request, cache)
     return None if held is None else held.selection
+
+
+def _is_ours(lookup: RecordedLookup) -> bool:
+    return lookup.served is Served.REGISTRY

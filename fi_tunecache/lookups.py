@@ -32,7 +32,7 @@ _last: Lookups | None = None
 
 
 @contextlib.contextmanager
-def record_lookups(workload: Workload | Mapping[str, str] | str | None = None) -> Iterator[Lookups]:
+def record_lookups(workload: Workload | Mapping[str, str | int] | str | None = None) -> Iterator[Lookups]:
     """Record what this program asks FlashInfer's autotuner, in all threads, while the ``with`` lasts.
 
     It does not matter whether :func:`~fi_tunecache.serving.enable` was called, nor whether FlashInfer is imported:
@@ -178,6 +178,8 @@ class Lookups:
 
     def _notes(self) -> list[str]:
         notes = [self._fault] if self._fault else []
+        hook = current()
+        notes += [] if hook is None else [f"enable(): {line}" for line in hook.warnings]
         if self._recorder is not None and self._recorder.untold:
             notes.append(f"{plural(self._recorder.untold, 'lookup')} more: too many different ones to tell apart")
         return notes

@@ -69,10 +69,16 @@ def judge(record: WorkloadRecord | None, environment: Environment, selection: Se
         return _unknown("nothing is recorded for this workload; run it with record_lookups(workload=...)")
     if not record.lookups:
         return _unknown("no lookup was recorded; record it while it does what it will do")
+    unknown = [name for name in environment.undetermined() if record.environment.raw(name) is not None]
+    if unknown:
+        return _unknown(
+            f"{', '.join(unknown)}: not known here; "
+            "ask where it serves, or bring all facts with --environment FILE or --like"
+        )
     changed = list(_changed_facts(record.environment, environment))
     changed = changed or list(_changed_selection(record.selection, selection))  # which is another one for other facts
     if changed:
-        return _unknown(f"{'; '.join(changed)}; record the workload again")
+        return _unknown(f"{', and '.join(changed)}; record the workload again")
     excluded = {lookup.keys for lookup in record.lookups if lookup.served is Served.SKIPPED}
     missing: dict[str, list[RecordedLookup]] = {}
     gains_nothing: list[RecordedLookup] = []

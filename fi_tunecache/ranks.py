@@ -27,10 +27,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 from types import ModuleType
 from typing import Protocol, TypeVar
@@ -128,11 +129,14 @@ class Ranks:
             return _none(f"the process group's store {error}")
 
 
-def many_ranks() -> bool:
-    """Whether torch.distributed is initialised, with more than one rank. Imports nothing, never raises."""
+def many_ranks(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether torch.distributed is initialised, with more than one rank, or is about to be, as torchrun's
+    ``WORLD_SIZE`` says. Imports nothing, never raises."""
     try:
         dist = _initialised()
-        return dist is not None and dist.get_world_size() > 1
+        if dist is None:
+            return environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
+        return bool(dist.get_world_size() > 1)
     except Exception:  # noqa: BLE001 - half imported, or just being destroyed
         return False
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
-
-from msgspec import Struct
 
 from .deadline import Deadline
 from .errors import CacheError, FormatError, IntegrityError, NoMatchError
@@ -27,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Pulled", "cached", "no_match", "pull", "resolve"]
 
 
-class Pulled(Struct, frozen=True):
+@dataclass(frozen=True)
+class Pulled:
     """The outcome of :func:`pull`.
 
     ``data`` are the selection file's bytes. ``hit`` tells that the cached selection was used;

@@ -157,7 +157,9 @@ def _end_observation() -> None:
     atexit.unregister(_end_observation)
     try:
         observed.stop()
-        logger.info("fi-tunecache: observed %s", "; ".join(str(observed.report()).splitlines()))
+        logger.info(
+            "fi-tunecache: observed %s", "; ".join(line.strip() for line in str(observed.report()).splitlines())
+        )
     except Exception as error:  # noqa: BLE001 - whatever it is, the program goes on
         logger.warning("fi-tunecache: %s: %s", type(error).__name__, error)
 

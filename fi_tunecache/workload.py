@@ -49,13 +49,16 @@ class Workload(Struct, frozen=True):
             raise UsageError(f"the parts of a workload are not in order, or one is named twice: {', '.join(names)}")
 
     @classmethod
-    def of(cls, given: Workload | Mapping[str, str] | str) -> Workload:
-        """The workload of these parts, or of a text as :meth:`parse` reads it."""
+    def of(cls, given: Workload | Mapping[str, str | int] | str) -> Workload:
+        """The workload of these parts, or of a text as :meth:`parse` reads it; a number is its text."""
         if isinstance(given, Workload):
             return given
         if isinstance(given, str):
             return cls.parse(given)
-        return cls(tuple(sorted(given.items(), key=lambda part: str(part[0]))))
+        if not isinstance(given, Mapping):
+            raise UsageError(f"workload: a {type(given).__name__} names none", _EXAMPLE)
+        parts = {name: str(value) if type(value) is int else value for name, value in given.items()}
+        return cls(tuple(sorted(parts.items(), key=lambda part: str(part[0]))))  # type: ignore[arg-type]
 
     @classmethod
     def parse(cls, text: str) -> Workload:

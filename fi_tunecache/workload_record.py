@@ -139,7 +139,7 @@ def read_record(data: bytes, *, source: str = "") -> WorkloadRecord:
 
 
 def keep_workload(
-    parts: Workload | Mapping[str, str] | str,
+    parts: Workload | Mapping[str, str | int] | str,
     lookups: Iterable[RecordedLookup],
     *,
     environment: Environment,
@@ -198,7 +198,7 @@ def keep_workload(
     return path
 
 
-def find_record(cache: UserCache, workload: Workload | Mapping[str, str] | str) -> WorkloadRecord | None:
+def find_record(cache: UserCache, workload: Workload | Mapping[str, str | int] | str) -> WorkloadRecord | None:
     """The record of a workload; None if there is none.
 
     A text may also be an id, or at least four digits at its beginning. A damaged record is set aside, one that

@@ -130,12 +130,11 @@ def test_it_is_not_known(command_line: CommandLine, recorded: Recorded, options:
     )
 
 
-def test_registry_and_level_need_not_be_said_again(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registry_and_level_need_not_be_said_again(command_line: CommandLine) -> None:
     recorded = Recorded(command_line, "--match", "compatible", "--execution-mode", "cuda_graph")
     recorded.keep()
     facts = command_line.folder / "facts.json"
     facts.write_text(json.dumps(recorded.environment.metadata()), "utf-8")
-    monkeypatch.setenv("FI_TUNECACHE_REGISTRY", "./elsewhere")
 
     assert command_line.json("needed", "model=llama,tp=2", "--environment", facts)["covered"] == len(recorded.covered)
 

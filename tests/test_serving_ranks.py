@@ -139,6 +139,16 @@ def test_several_ranks_and_no_group(machine: Callable[..., Machine]) -> None:
         assert "there are several ranks, and nothing is installed; name them with enable(group=…)" in line
 
 
+def test_ranks_that_are_not_initialised_yet(machine: Callable[..., Machine]) -> None:
+    """As torchrun starts them: one that finds its entries before, alone, may have others than the rest."""
+    here = machine("0.7.4")
+    alone = here.run("result = [ask(lookup) for lookup in given]").result
+    answer = here.run("fi_tunecache.enable()\nresult = [ask(lookup) for lookup in given]", WORLD_SIZE="2", RANK="0")
+    assert answer.result == alone
+    (line,) = answer.lines("WARNING")
+    assert "initialise torch.distributed before the first lookup" in line
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("writable", [True, False], ids=["all can be written", "one can't"])
 def test_stores_are_seeded_on_all_ranks_or_on_none(

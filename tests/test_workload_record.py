@@ -133,7 +133,8 @@ def test_parsing_is_the_inverse_of_printing(parts: dict[str, str]) -> None:
         pytest.param({"model": " a"}, "workload: model can't be ' a'", id="a space"),
         pytest.param({"model": "a\nb"}, "workload: model can't be 'a\\nb'", id="two lines"),
         pytest.param({"model": "x" * 501}, "workload: model can't be", id="long"),
-        pytest.param({"tp": 2}, "workload: tp can't be '2'", id="a number"),
+        pytest.param({"tp": 2.5}, "workload: tp can't be '2.5'", id="a number with a point"),
+        pytest.param(5, "workload: a int names none", id="no parts"),
         pytest.param({2: "tp"}, "'2' can't name a part", id="a number for a name"),
     ],
 )
@@ -141,6 +142,10 @@ def test_what_names_no_workload(given: Any, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         Workload.of(given)
     assert message in str(caught.value)
+
+
+def test_a_number_is_its_text() -> None:
+    assert Workload.of({"tp": 2}) == Workload.of({"tp": "2"})
 
 
 def test_parts_out_of_order_are_no_workload() -> None:
