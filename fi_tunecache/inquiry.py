@@ -17,9 +17,9 @@ from .selection import Request, Selection
 from .serving_mode import ServingMode
 from .user_cache import UserCache
 from .workload import Workload
-from .workload_record import RecordedSelection, find_record
+from .workload_record import RecordedSelection, WorkloadRecord, find_record
 
-__all__ = ["autotune_needed", "selection_now"]
+__all__ = ["autotune_needed", "need_of", "selection_now"]
 
 
 def autotune_needed(
@@ -59,13 +59,26 @@ def autotune_needed(
     record = find_record(cache, workload)
     if environment is None:
         environment = probe_environment("auto").environment
-    recorded = None if record is None else record.selection
+    named = (registry,) if isinstance(registry, str) else tuple(registry or ())
+    return need_of(record, environment, cache, registries=named, match=match, policy=policy)
+
+
+def need_of(
+    record: WorkloadRecord | None,
+    environment: Environment,
+    cache: UserCache,
+    *,
+    registries: tuple[str, ...] = (),
+    match: str | None = None,
+    policy: MeasurementPolicy | None = None,
+) -> Need:
+    """The same for a record that was found, or not; parameters as in :func:`autotune_needed`."""
     mode = ServingMode.of(os.environ)
     if record is not None and mode is not ServingMode.ON and any(map(_is_ours, record.lookups)):
         why = f"FI_TUNECACHE={mode.value}: entries of a registry answered when it was recorded, and are not served now"
         return Need(needed=None, why=why)
-    named = (registry,) if isinstance(registry, str) else tuple(registry or ())
-    now = selection_now(recorded, environment, cache, registries=named, match=match, policy=policy)
+    recorded = None if record is None else record.selection
+    now = selection_now(recorded, environment, cache, registries=registries, match=match, policy=policy)
     return judge(record, environment, now)
 
 

@@ -47,7 +47,8 @@ def record_lookups(workload: Workload | Mapping[str, str | int] | str | None = N
     workload
         What is served: a word, or parts such as ``{"model": "llama", "tp": "2"}``. Then the lookups are kept under
         that name, for :func:`~fi_tunecache.inquiry.autotune_needed`, provided that the ``with`` ends without an
-        exception and all was recorded; else a warning says why not.
+        exception (an interrupt or exit is none) and all was recorded; else a warning says why not, and what was
+        recorded before under that name is forgotten.
 
     Raises
     ------
@@ -59,10 +60,15 @@ def record_lookups(workload: Workload | Mapping[str, str | int] | str | None = N
     lookups.start()
     try:
         yield lookups
+    except (SystemExit, KeyboardInterrupt):  # as a server ends
+        lookups.stop()
+        if kept is not None:
+            lookups.keep(kept)
+        raise
     except BaseException:
         lookups.stop()
         if kept is not None:
-            _warn(f"the lookups of {kept} are not kept: the program has raised")
+            lookups.forget(kept, "the program has raised")
         raise
     lookups.stop()
     if kept is not None:
@@ -128,7 +134,7 @@ class Lookups:
         try:
             why_not = self._why_not_kept()
             if why_not:
-                _warn(f"the lookups of {workload} are not kept: {why_not}")
+                self.forget(workload, why_not)
                 return
             from .autotuner import collect_metadata
             from .workload_record import keep_workload
@@ -138,18 +144,32 @@ class Lookups:
             selection = self.report().selections[0] if serves and self.report().selections else None
             keep_workload(workload, self.recorded(), environment=collect_metadata(), selection=selection)
         except Exception as error:  # noqa: BLE001
-            _warn(f"the lookups of {workload} are not kept: {_said(error)}")
+            self.forget(workload, _said(error))
+
+    def forget(self, workload: Workload, why: str) -> None:
+        """They are not kept, so an older record must not go on answering for them. Raises nothing."""
+        _warn(f"the lookups of {workload} are not kept: {why}")
+        try:
+            from .workload_record import forget_workload
+
+            forget_workload(workload)
+        except Exception as error:  # noqa: BLE001
+            _warn(f"what was recorded of {workload} before can't be removed: {_said(error)}")
 
     def _why_not_kept(self) -> str:
         if self._fault:
             return self._fault
         if not self.recorded():
             return "there were none"
+        if len(self.report().selections) > 1:
+            return "several selections were in use, of which a record can name one"
         if self._recorder is not None and self._recorder.untold:
             return f"there were too many different ones, and {self._recorder.untold:,} are not told apart"
         return ""
 
     def _begin(self, module: ModuleType) -> None:
+        if self._final is not None:  # it was stopped while the module was imported
+            return
         try:
             from .autotuner.recording import Recorder
 

@@ -55,8 +55,8 @@ def judge(record: WorkloadRecord | None, environment: Environment, selection: Se
     """Decide from what was recorded.
 
     A question are keys in the caller's order, whether the default would race, and how an entry would be timed. It
-    is covered where something that lasts has answered it, first seen after it was tuned, if it was: what was there
-    before did not keep it from being tuned.
+    is covered where the last of its outcomes to come up was an answer that lasts: what answered before that did not
+    keep it from being tuned, or left to the default.
 
     Parameters
     ----------
@@ -79,6 +79,8 @@ def judge(record: WorkloadRecord | None, environment: Environment, selection: Se
     changed = changed or list(_changed_selection(record.selection, selection))  # which is another one for other facts
     if changed:
         return _unknown(f"{', and '.join(changed)}; record the workload again")
+    if record.selection is None and any(lookup.served is Served.REGISTRY for lookup in record.lookups):
+        return _unknown("entries of a registry answered, and it is not recorded which; record the workload again")
     excluded = {lookup.keys for lookup in record.lookups if lookup.served is Served.SKIPPED}
     missing: dict[str, list[RecordedLookup]] = {}
     gains_nothing: list[RecordedLookup] = []
@@ -117,8 +119,9 @@ def _questions(lookups: Iterable[RecordedLookup]) -> Iterable[Sequence[RecordedL
 
 
 def _is_covered(outcomes: Sequence[RecordedLookup]) -> bool:
+    """Whether the last outcome to come up was an answer that lasts; what this process had in memory says nothing."""
     for lookup in reversed(outcomes):
-        if lookup.served.lasts or lookup.served is Served.TUNED:
+        if lookup.served.lasts or lookup.served in (Served.TUNED, Served.DEFAULT):
             return lookup.served.lasts
     return False
 

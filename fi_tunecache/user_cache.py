@@ -160,6 +160,10 @@ class UserCache:
         """Remove a bundle, if it is there. Raises CacheError where it can't be removed."""
         self._remove(self.bundle_path(sha256))
 
+    def remove_workload(self, workload_id: str) -> None:
+        """Remove the record of a workload, if it is there. Raises CacheError where it can't be removed."""
+        self._remove(self.workload_path(workload_id))
+
     def remove_selection(self, selection_id: str) -> bool:
         """Remove a selection and its reasons; whether there was one. Raises CacheError where it can't be removed."""
         path = self.selection_path(selection_id)

@@ -33,6 +33,7 @@ __all__ = [
     "RecordedSelection",
     "WorkloadRecord",
     "find_record",
+    "forget_workload",
     "is_record",
     "keep_workload",
     "kept_records",
@@ -196,6 +197,11 @@ def keep_workload(
     path = cache.workload_path(record.workload.id)
     cache.store(path, data)
     return path
+
+
+def forget_workload(parts: Workload | Mapping[str, str | int] | str, cache: UserCache | None = None) -> None:
+    """Remove the record of a workload, if there is one: what it says is no longer known. Raises CacheError."""
+    (cache or UserCache.locate()).remove_workload(Workload.of(parts).id)
 
 
 def find_record(cache: UserCache, workload: Workload | Mapping[str, str | int] | str) -> WorkloadRecord | None:

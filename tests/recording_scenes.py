@@ -910,9 +910,42 @@ def a_configuration_for_each_call() -> Any:
     with record_lookups() as lookups:
         for _ in range(100):
             ask(1, config=TuningConfig())
+        recorder = lookups._recorder
+        assert recorder is not None
+        kept = [len(recorder._hot), len(recorder._configs)]
+    return [rows(lookups), *kept]
+
+
+@scene
+def what_was_kept_is_let_go() -> Any:
+    """A configuration may hold tensors."""
+    with record_lookups() as lookups:
+        for m in (1, 2):
+            ask(m, config=TuningConfig())
     recorder = lookups._recorder
     assert recorder is not None
-    return [rows(lookups), len(recorder._hot), len(recorder._configs)]
+    return [len(lookups.recorded()), len(recorder._hot), len(recorder._configs)]
+
+
+@scene
+def arguments_named_like_ours() -> Any:
+    """``choose_one`` hands them on to the runners."""
+    with recorded() as found:
+        ask(1, tuner=5, inner=6)
+    return found
+
+
+@scene
+def a_policys_winner_is_not_saved() -> Any:
+    """Nor is it by whoever saves something else later."""
+    policy = MeasurementPolicy(execution_mode="eager")
+    with recorded() as found:
+        with autotune_v2(persistent_cache=False, measurement_policy=policy):
+            ask(1)
+            ask(1)
+        with autotune(True, cache="else.json"):
+            ask(2)
+    return [row for row in found if "race" in row and "tuned" not in row]
 
 
 @scene

@@ -58,7 +58,7 @@ def record(
 
 
 def decide(*lookups: RecordedLookup) -> Need:
-    return judge(record(*lookups), made.H200, None)
+    return judge(record(*lookups, selection=SELECTION), made.H200, SELECTION)
 
 
 COLD, HOT = made.POLICY, ("hot",)
@@ -88,7 +88,6 @@ REGISTRY, FILE, STORE, BUNDLED, MEMORY, TUNED, DEFAULT, SKIPPED = (
         pytest.param([STORE], id="from a store"),
         pytest.param([BUNDLED], id="from FlashInfer's module"),
         pytest.param([DEFAULT, REGISTRY], id="the default before the first download"),
-        pytest.param([REGISTRY, DEFAULT], id="the default after it was switched off"),
         pytest.param([TUNED, STORE], id="tuned, then in the store"),
         pytest.param([TUNED, MEMORY, FILE], id="tuned, then in the file"),
         pytest.param([FILE, MEMORY], id="in a file, which another thread had not read"),
@@ -106,6 +105,7 @@ def test_a_question_that_is_covered(outcomes: Sequence[RecordedLookup]) -> None:
         pytest.param([TUNED], TUNED, id="tuned"),
         pytest.param([MEMORY], MEMORY, id="tuned before it was recorded"),
         pytest.param([DEFAULT, TUNED, MEMORY], DEFAULT, id="the default, then tuned"),
+        pytest.param([REGISTRY, DEFAULT], DEFAULT, id="the default after it was switched off"),
         pytest.param([FILE, TUNED, MEMORY], TUNED, id="tuned in spite of the file"),
         pytest.param([SKIPPED, TUNED], TUNED, id="excluded in one context, tuned in another"),
         pytest.param([lookup(Served.STORE, raced=True), TUNED], TUNED, id="stored for whoever races the default"),
@@ -156,6 +156,13 @@ def test_what_is_missing_is_told_by_op() -> None:
     )
     assert list(need.missing) == ["a_new_op", "bf16_gemm"]
     assert str(need) == "autotuning is needed: 3 lookups missing of a_new_op, bf16_gemm, 2 covered"
+
+
+def test_a_registry_answered_and_nobody_knows_which() -> None:
+    need = judge(record(REGISTRY), made.H200, None)
+
+    assert need.needed is None
+    assert need.why.startswith("entries of a registry answered, and it is not recorded which")
 
 
 def test_nothing_is_missing() -> None:
@@ -414,7 +421,7 @@ def test_what_is_given_counts(cache: UserCache) -> None:
 def test_a_selection_that_comes_goes_and_changes(cache: UserCache) -> None:
     found = pulled(cache)
     path = cache.selection_path(found.selection.id)
-    covered = served(found)
+    covered = [structs.replace(lookup, served=Served.FILE) for lookup in served(found)]  # which was pulled, perhaps
 
     def why() -> str:
         return autotune_needed("llama", cache=cache, environment=EMBEDDED).why

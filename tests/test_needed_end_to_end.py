@@ -99,6 +99,39 @@ def test_what_the_program_has_tuned_and_saved_itself_is_covered(team: Callable[[
 
 
 @pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        pytest.param("raise SystemExit(0)", 0, id="the program ends"),
+        pytest.param("raise KeyboardInterrupt", 0, id="it is interrupted"),
+        pytest.param("raise RuntimeError('no memory')", 3, id="it fails"),
+    ],
+)
+def test_how_the_program_ends(team: Callable[[str], Team], ends: str, code: int) -> None:
+    """After a failure nobody knows what it would have asked, and what was recorded before does not tell."""
+    here = team("0.7.4")
+    here.run(WATCHED.format(serves=SERVES))
+    program = f"""
+fi_tunecache.enable()
+try:
+    with fi_tunecache.record_lookups(workload="served"):
+        {SERVES}
+        {ends}
+except BaseException:
+    pass
+"""
+    here.run(program)
+    assert here.needed()[0] == code
+
+
+def test_switched_off(team: Callable[[str], Team]) -> None:
+    here = team("0.7.4")
+    here.run(WATCHED.format(serves=SERVES))
+    assert here.needed()[0] == 0
+    here.environ["FI_TUNECACHE"] = "off"
+    assert here.needed()[0] == 3
+
+
+@pytest.mark.parametrize(
     ("facts", "why"),
     [
         pytest.param({"flashinfer_version": "0.7.2"}, "flashinfer_version", id="another FlashInfer"),

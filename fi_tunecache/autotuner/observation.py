@@ -118,7 +118,7 @@ class Asked:
         tuner, key = self.tuner, self.keys[index]
         text, runner = key.file_key, self.runners[index]
         files, store = tuner._file_configs, tuner._active_managed_store
-        if self._reads_tables(text) and _own(files, text) == (runner, tactic):
+        if self._reads_tables(text) and _own(files, text) == (runner, tactic) and self._is_of_file(key, text):
             promoted = isinstance(files, ConfigLayer) and files.is_promoted(text)
             return self.outcome(Served.REGISTRY if promoted else Served.FILE, runner, tactic)
         if store is not None:
@@ -129,7 +129,20 @@ class Asked:
         bundled = os.environ.get("FLASHINFER_AUTOTUNER_LOAD_FROM_FILE", "0") == "1" and not self.tuning
         if bundled and key not in tuner._winner_cache():
             return self.outcome(Served.BUNDLED, runner, tactic)
-        return self.outcome(Served.MEMORY, runner, tactic, key=key)
+        return self.outcome(Served.MEMORY, runner, tactic, key=self.saved_as(key))
+
+    def saved_as(self, key: Any) -> Any:
+        """The key under which FlashInfer saves a winner in memory; None: it saves none of a policy or a store."""
+        return key if self.tuner._winner_cache_identity() is None else None
+
+    def _is_of_file(self, key: Any, text: str) -> bool:
+        """Whether a winner in memory, if there is one, is the file's: it may have been tuned again, to the same."""
+        tuner = self.tuner
+        if key not in tuner._winner_cache():
+            return True
+        identity = tuner._winner_cache_identity()
+        tuned = tuner._profiling_cache_policies.get((identity, key), self.default)
+        return bool(_own(tuner._file_config_policies, text, self.default) == tuned)
 
     def missed(self, options: Mapping[str, Any], snapshots: Snapshots) -> Outcome:
         """Why nobody gave one: an entry that could not, or what there was instead."""

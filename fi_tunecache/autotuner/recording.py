@@ -33,6 +33,7 @@ from .wrapping import Function, wrapping_of
 
 __all__ = ["Recorder"]
 
+_MAX_CONFIGS = 10_000
 _MAX_HOT = 50_000
 _PARAMETERS = {
     "search_cache": ("self", "custom_op", "runners", "input_shapes", "tuning_config", "inputs"),
@@ -113,6 +114,8 @@ class Recorder:
         self._is_on, self._tables = False, None
         for wrapping, maker in self._wrappings:
             wrapping.remove(maker)
+        self._hot.clear()
+        self._configs.clear()  # they may hold tensors
 
     def outcomes(self) -> list[Outcome]:
         """In the order in which each was first seen."""
@@ -139,6 +142,7 @@ class Recorder:
         @functools.wraps(inner)
         def search_cache(
             tuner: Any,
+            /,
             custom_op: str,
             runners: Any,
             input_shapes: Any,
@@ -213,7 +217,7 @@ class Recorder:
     def _make_choose_one(self, inner: Function) -> Function:
         @functools.wraps(inner)
         def choose_one(
-            tuner: Any, custom_op: str, runners: Any, tuning_config: Any, inputs: Any, **options: Any
+            tuner: Any, /, custom_op: str, runners: Any, tuning_config: Any, inputs: Any, **options: Any
         ) -> Any:
             call = None
             try:
@@ -246,7 +250,7 @@ class Recorder:
     def _make_rank_tactics(self, inner: Function) -> Function:
         @functools.wraps(inner)
         def rank_tactics(
-            tuner: Any, custom_op: str, runners: Any, tuning_config: Any, inputs: Any, k: int = 1, **options: Any
+            tuner: Any, /, custom_op: str, runners: Any, tuning_config: Any, inputs: Any, k: int = 1, **options: Any
         ) -> Any:
             asked, ranked = None, None
             try:
@@ -297,6 +301,7 @@ class Recorder:
         if tuner is not self._tables and not self._looks_at(tuner):
             return None
         asked = Asked.by_call(tuner, custom_op, runners, config, inputs)
+        asked.raced = False  # it times the tactics of its runner alone, in whatever context
         return asked, tuned_winner(asked, anywhere=True)
 
     def _end_ranking(self, asked: Asked, before: Any, ranked: Any) -> None:
@@ -307,7 +312,7 @@ class Recorder:
             key, value = winner
             is_new = before is None or before[1] is not value
             served, miss = (Served.TUNED, Miss.RANKED) if is_new else (Served.MEMORY, None)
-            outcome = asked.outcome(served, key.runner_class_name, value[0], key=key, miss=miss)
+            outcome = asked.outcome(served, key.runner_class_name, value[0], key=asked.saved_as(key), miss=miss)
         self._told.one(outcome).count += 1
 
     def _count_if_skipped(self, tuner: Any, custom_op: str, runners: Any, config: Any, inputs: Any) -> None:
@@ -379,6 +384,9 @@ class Recorder:
 
     def _same(self, config: Any) -> Any:
         """The first configuration that equals this one; it is kept, so that no other gets its id."""
+        if len(self._configs) >= _MAX_CONFIGS:
+            self._hot.clear()
+            self._configs.clear()
         try:
             return self._configs.setdefault(config, config)
         except TypeError:

@@ -48,8 +48,10 @@ class Wrapping:
     def remove(self, around: Around | Maker) -> None:
         """Take a function away; does nothing where it is not there, or somebody else's is around it."""
         with self._lock:
+            left = {other: maker for other, maker in self._around.items() if other != around}
             if self._owner.__dict__[self._name] is self._ours and around in self._around:
-                self._place({other: maker for other, maker in self._around.items() if other != around})
+                self._place(left)
+            self._around = left
 
     def _place(self, around: dict[Around | Maker, Maker]) -> None:
         self._around = around

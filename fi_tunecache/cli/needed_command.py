@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from ..errors import NoMatchError
-from ..inquiry import selection_now
+from ..inquiry import need_of
 from ..match_level import MatchLevel
 from ..measurement_policy import EXECUTION_MODES, MeasurementPolicy
-from ..need import Need, judge
+from ..need import Need
 from ..recorded_lookup import RecordedLookup, lookup_json
 from ..wording import plural
 from ..workload import Workload
@@ -60,15 +60,14 @@ def command(workload: str, match: str | None, execution_mode: str | None, as_jso
         if record is None:
             others = kept_records(cache)
         environment = target_from(arguments, opener).environment
-        now = selection_now(
-            None if record is None else record.selection,
+        need = need_of(
+            record,
             environment,
             cache,
             registries=arguments["registries"],
             match=match,
             policy=None if execution_mode is None else MeasurementPolicy.from_execution_mode(execution_mode),
         )
-        need = judge(record, environment, now)
     asked = Workload.of(workload) if record is None else record.workload
     if as_json:
         print_json(_builtins(asked, record, need, others))
