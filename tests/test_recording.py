@@ -339,7 +339,7 @@ RECORDING = {
     "a configuration for each call": [["100 toy 1: default First -1 NOTHING"], 1, 1],
     "what was kept is let go": [2, 0, 0],
     "arguments named like ours": ["1 toy 1: default First -1 NOTHING"],
-    "a policys winner is not saved": ["1 tune race toy 1: memory First 2"],
+    "a policys winner is not saved": [f"1 tune race toy {m}: memory First 2" for m in (1, 2, 4)],
     "a configuration without a hash": ["2 toy 1: default First -1 NOTHING"],
     "a file for publish": [True, 4],
     "a report while it goes on": [0, 1, 2],
