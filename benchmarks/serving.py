@@ -74,7 +74,7 @@ def measure_serving(scratch: Path, large: Path, rounds: int) -> Section:
         "FI_TUNECACHE_DIR": str(cache.root),
         "FI_TUNECACHE_REGISTRY": str(registry),
         "FI_TUNECACHE_MATCH": "compatible",
-        "PYTHONPATH": str(folder),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))),
         "FLASHINFER_WORKSPACE_BASE": str(scratch),
     }
     selection = cache.selection_path(pulled.selection.id)

@@ -22,21 +22,20 @@ from .autotuner.live import LiveAutotuner, StoreInUse, is_capturing
 from .autotuner.served_entry import Unusable, own_entries, served_entries
 from .deadline import Deadline
 from .download import download
-from .entry import DEFAULT_TACTIC, Entry, Tactic
+from .entry import Entry
 from .environment import Environment
 from .errors import FiTuneCacheError, FormatError, RegistryError, UsageError
 from .hub_failure import without_tokens
 from .import_hook import forget
 from .managed_store import environment_folder
-from .mapped_library import mapped_cublas
 from .match_level import MatchLevel
 from .materialisation import store_entries
 from .measurement_policy import DEFAULT_POLICY, MeasurementPolicy
 from .ranks import Ranks, many_ranks
 from .retrieval import cached
-from .runner_families import family_of
 from .seeding import Seeded, mark_of, seed_store, withdraw
 from .selection import Request, Selection, read_selection
+from .unusable_entries import unusable_entries
 from .user_cache import UserCache
 from .wording import at_revision, count_entries
 
@@ -325,32 +324,8 @@ class Hook:
             raise RegistryError(f"no rank's store is seeded: {agreed.reason}", "")
 
     def _unusable(self, tuner: Any, selection: Selection) -> Unusable | None:
-        """Tells which entries may not be used in this process; None where that is none.
-
-        Those on FlashInfer's blocklist, and positions in the list of another cuBLASLt than this process has mapped
-        (the environment names the one that a loader finds first).
-        """
         assert self._live is not None
-        blocked = self._live.blocked(tuner)
-        mapped = mapped_cublas() if any(bundle.mapped_cublas for bundle in selection.bundles) else None
-        others = {
-            bundle.bundle_id: bundle.mapped_cublas
-            for bundle in selection.bundles
-            if mapped is not None and bundle.mapped_cublas not in (None, mapped)
-        }
-        for bundle, theirs in others.items():
-            self._warn(
-                f"bundle {bundle} was tuned with cuBLASLt {theirs}, here {mapped} is mapped: its tactics are left out"
-            )
-        if blocked is None and not others:
-            return None
-
-        def unusable(bundle: str, custom_op: str, runner: str, tactic: Tactic) -> bool:
-            if bundle in others and family_of(custom_op, runner).name == "cublaslt" and tactic != DEFAULT_TACTIC:
-                return True
-            return blocked is not None and blocked(custom_op, runner, tactic)
-
-        return unusable
+        return unusable_entries(selection, self._live.blocked(tuner), self._warn)
 
     def _selection(self, environment: Environment, policy: MeasurementPolicy, deadline: Deadline, tuner: Any) -> InUse:
         options = self.options

@@ -200,21 +200,14 @@ def cached(request: Request, cache: UserCache) -> Pulled | None:
     Asks no registry, so it may be older than what one holds now. Reads one file; a damaged one is set aside, told
     in ``cache.notices``.
     """
-    path = cache.selection_path(request.selection_id)
-    try:
-        data = cache.read(path)
-        if data is None:
-            return None
+
+    def parse(data: bytes) -> Pulled:
         selection = read_selection(data)
         if selection.id != request.selection_id:
             raise FormatError("its id is not its name")
-    except CacheError as error:
-        cache.notice(str(error))
-        return None
-    except FormatError as error:
-        cache.set_aside(path, error.problem)
-        return None
-    return Pulled(selection, data, True)
+        return Pulled(selection, data, True)
+
+    return cache.read_parsed(cache.selection_path(request.selection_id), parse)
 
 
 def resolve(

@@ -14,13 +14,14 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import Struct
 
 from .atomic_file import is_temporary, write_atomic
-from .errors import CacheError, UsageError
+from .errors import CacheError, FormatError, UsageError
 
 __all__ = ["LOCK_TIMEOUT", "CachedFile", "UserCache"]
 
@@ -37,6 +38,8 @@ _KINDS = {
     "workloads": re.compile(r"[0-9a-f]{32}\.json(\.corrupt)?"),
 }
 """The folders and what we name files in them: nothing else is ever listed or removed."""
+
+_Parsed = TypeVar("_Parsed")
 
 _REPOSITORY = re.compile(r"datasets--[\w.-]+")
 _STALE_SECONDS = 3600.0
@@ -130,6 +133,20 @@ class UserCache:
             raise
         except OSError as error:
             raise CacheError(f"{path} can't be read ({error.strerror})", "fix it or set FI_TUNECACHE_DIR") from error
+
+    def read_parsed(self, path: Path, parse: Callable[[bytes], _Parsed]) -> _Parsed | None:
+        """What a cached file holds; one that is damaged (then it is set aside) or can't be read is as if not there.
+
+        ``parse`` raises FormatError for what is damaged; the notices tell it.
+        """
+        try:
+            data = self.read(path)
+            return None if data is None else parse(data)
+        except CacheError as error:
+            self.notice(str(error))
+        except FormatError as error:
+            self.set_aside(path, error.problem)
+        return None
 
     def read_bundle(self, sha256: str) -> bytes | None:
         """A bundle's bytes, verified; None if it is not there, can't be read, or was damaged (and is set aside)."""

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from . import __version__
 from .environment import Environment
-from .errors import CacheError, FormatError, UsageError
+from .errors import FormatError, UsageError
 from .json_document import decode_json, naming
 from .match_level import MatchLevel
 from .measurement_policy import MeasurementPolicy
@@ -233,17 +233,10 @@ def _paths(cache: UserCache) -> list[Path]:
 
 
 def _read(cache: UserCache, path: Path) -> WorkloadRecord | None:
-    try:
-        data = cache.read(path)
-        if data is None:
-            return None
+    def parse(data: bytes) -> WorkloadRecord:
         record = read_record(data)
         if record.workload.id != path.stem:
             raise FormatError("its id is not its name")
-    except CacheError as error:
-        cache.notice(str(error))
-        return None
-    except FormatError as error:
-        cache.set_aside(path, error.problem)
-        return None
-    return record
+        return record
+
+    return cache.read_parsed(path, parse)

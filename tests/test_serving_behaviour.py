@@ -661,8 +661,8 @@ def test_the_cublas_that_the_process_has_mapped(machine: Make, way: str, mapped:
     here = machine(version="0.7.2.post1")
     assert here.bundles[0].provenance.mapped_cublas == "130100"
     answer = here.run(f"""
-import fi_tunecache.mapped_library
-fi_tunecache.mapped_library.mapped_cublas = lambda: {mapped!r}
+import fi_tunecache.unusable_entries
+fi_tunecache.unusable_entries.mapped_cublas = lambda: {mapped!r}
 fi_tunecache.enable()
 with {way}:
     result = {LOOKUPS}
