@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 from command_line import TOKENS, CommandLine, isolated
-from hub_registry import Machine, as_process, in_process, one_bundle, publish
+from hub_registry import REGISTRY, Machine, as_process, in_process, one_bundle, publish
 from hub_server import Account, HubServer
 from hypothesis import settings
-from programs import Programs
+from programs import Machine as ServingMachine
+from programs import Programs, bundles_of
 from real_flashinfer import RealFlashInfer
+
+from fi_tunecache.bundle import Bundle
+from fi_tunecache.publish.directory import add_bundles
 
 settings.register_profile("tests", deadline=None)  # a busy machine is no failure
 settings.load_profile("tests")
@@ -100,6 +104,30 @@ def programs(
     yield start
     for each in running.values():
         each.close()
+
+
+@pytest.fixture
+def serving_machine(programs: Callable[[str], Programs], tmp_path: Path) -> Callable[..., ServingMachine]:
+    """A machine with a directory registry of bundles; by default those of 0.7.4 whose default raced."""
+
+    def make(*bundles: Bundle, version: str = "0.7.4") -> ServingMachine:
+        chosen = bundles or tuple(bundles_of(version))
+        add_bundles(tmp_path / "registry", "made", list(chosen))
+        folder = tmp_path / "machine"
+        folder.mkdir()
+        return ServingMachine(programs(version), folder, chosen, FI_TUNECACHE_REGISTRY=str(tmp_path / "registry"))
+
+    return make
+
+
+@pytest.fixture
+def serving_with_hub(serving_machine: Callable[..., ServingMachine], hub: HubServer) -> ServingMachine:
+    """The same with a registry on the Hub."""
+    here = serving_machine()
+    publish(hub, *here.bundles)
+    here.environ |= {"HF_ENDPOINT": hub.endpoint, "FI_TUNECACHE_REGISTRY": REGISTRY}
+    hub.clear_log()
+    return here
 
 
 @pytest.fixture
